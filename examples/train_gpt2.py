@@ -1,14 +1,14 @@
-"""Training of a small GPT-2 of transformers on a text, with the trainer.
+"""Train a small GPT-2 of transformers on a text with ``autosbp.training.Trainer``.
 
     autosbp plan examples.train_gpt2:factory --cluster local:2x2 --global-batch 16 -o plan.json
     torchrun --nproc-per-node 4 examples/train_gpt2.py plan.json                  # on examples/data/shakespeare.txt
     torchrun --nproc-per-node 4 examples/train_gpt2.py plan.json my-text.txt my-run 1000
 
-Without a script, the same is
+The same without a script:
 
     autosbp train plan.json --model examples.train_gpt2:factory --data examples/data/shakespeare.txt
 
-Tokens are bytes. A run that is killed goes on from its newest checkpoint when it is started again.
+Tokens are bytes. A run that was killed resumes from its newest checkpoint when it is started again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training of an own model on own data under a plan, in a usual PyTorch script.
+"""Train your own model on your own data under a plan, in an ordinary PyTorch script.
 
     autosbp plan examples.train_own_data:factory --cluster local:2x2 --global-batch 16 -o plan.json
     torchrun --nproc-per-node 4 examples/train_own_data.py plan.json
@@ -23,7 +23,7 @@ LENGTH, WIDTH, HEADS, LAYERS, STEPS = 64, 128, 4, 2, 60
 
 
 class Text(Dataset[dict[str, torch.Tensor]]):
-    """Pieces of ``LENGTH`` characters, each with the characters that follow."""
+    """Pieces of ``LENGTH`` characters; labels are the next characters."""
 
     def __init__(self, path: Path) -> None:
         self.bytes = torch.tensor(list(path.read_bytes()))
@@ -37,7 +37,7 @@ class Text(Dataset[dict[str, torch.Tensor]]):
 
 
 class Block(nn.Module):
-    """Attention and a two-layer MLP, each behind a norm."""
+    """Pre-norm attention and a two-layer MLP."""
 
     def __init__(self) -> None:
         super().__init__()

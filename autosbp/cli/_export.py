@@ -1,4 +1,4 @@
-"""``autosbp export``: write a plan as configuration of another tool, or as a trace."""
+"""``autosbp export``: write a plan as the configuration of another tool, or as a trace."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ Folder = Annotated[
 ]
 
 Exact = Annotated[
-    bool, typer.Option("--exact", help="Refuse what the tool cannot express, instead of exporting the nearest plan.")
+    bool,
+    typer.Option("--exact", help="Fail if the tool cannot express the plan, instead of exporting the nearest plan."),
 ]
 
 
@@ -68,18 +69,18 @@ def export(
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a plan as configuration of another tool, or its predicted step as a trace.
+    """Write a plan as the configuration of another tool, or its predicted step as a trace.
 
-    If the tool cannot express the plan, the fastest plan that it can express is searched and exported, with its loss.
-    With --exact or --server, that is an error which names what cannot be expressed. All targets but dtensor need the
-    graph. With --server, PLAN may be the id of a strategy whose graph and calibration the service stores.
+    If the tool cannot express the plan, the fastest plan that it can express is exported instead, and the loss in step
+    time is printed. With --exact or --server, this is an error that names the first difference. All targets but dtensor
+    need the graph. With --server, PLAN may be the id of a strategy whose graph and calibration the service stores.
     """
     from autosbp.export import EXPORTERS, export_plan
 
     if to not in EXPORTERS:
         raise InputError("to", to, f"expected one of {', '.join(EXPORTERS)}")
     if to == "dtensor":
-        refuse_unused(export, "dtensor uses no costs; omit it", calibration=calibration)
+        refuse_unused(export, "not used with --to dtensor, which exports no costs; omit it", calibration=calibration)
     sizes = ModelSizes(seq_len, image_size)
     stated: dict[str, object] = {}
     if server is None:
@@ -106,7 +107,7 @@ def export(
 def _export_nearest(
     to: str, plan: Plan, graph: LogicalGraph | None, calibration: CalibrationData | None
 ) -> tuple[str, dict[str, str], dict[str, object]]:
-    """Id and files of the nearest plan, and how it differs; the loss goes to standard error."""
+    """Id and files of the nearest plan, and its differences; prints the loss to standard error."""
     from autosbp.export.nearest import export_nearest
 
     found = export_nearest(to, plan, graph, calibration)

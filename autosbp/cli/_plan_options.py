@@ -1,4 +1,4 @@
-"""Options of ``autosbp plan`` that no other command has."""
+"""Options of ``autosbp plan``, some of which ``autosbp tune`` shares."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TimeLimit = Annotated[
 MemoryLimit = Annotated[
     int | None,
     typer.Option(
-        "--memory-limit-bytes", help="Memory limit per device in bytes; default: what the device has for tensors."
+        "--memory-limit-bytes", help="Memory limit per device in bytes; default: device memory less a reserve."
     ),
 ]
 
@@ -142,7 +142,7 @@ For = Annotated[
     typer.Option(
         "--for",
         metavar="TOOL",
-        help="Search only what a trainer can express: torchtitan, megatron, deepspeed or accelerate. Not with "
+        help="Search only strategies that a trainer can run: torchtitan, megatron, deepspeed or accelerate. Not with "
         "--pareto, --start or --server.",
     ),
 ]
@@ -151,19 +151,20 @@ Builder = Annotated[
     typer.Option(
         "--builder",
         metavar="NAME",
-        help="Synchronize gradients as this builder does: all_reduce, ps, ps_balanced, ps_partitioned, "
+        help="Builder of the synchronization strategy for gradients: all_reduce, ps, ps_balanced, ps_partitioned, "
         "ps_hierarchical, all_reduce_partitioned, all_reduce_random_axis, all_reduce_hierarchical, "
-        "sparse_all_gather, parallax, ddp, horovod; or auto, the cheapest for each parameter.",
+        "sparse_all_gather, parallax, ddp, horovod; or auto, which simulates them and takes the fastest.",
     ),
 ]
 Chunk = Annotated[
-    int | None, typer.Option("--chunk", metavar="N", help="Adjacent variables in one message of --builder.")
+    int | None,
+    typer.Option("--chunk", metavar="N", help="With --builder: number of adjacent variables in one message."),
 ]
 Verify = Annotated[
     bool,
     typer.Option(
         "--verify",
-        help="Also measure the plan and its baselines on this machine's ranks, in turn, and say how much faster it is.",
+        help="Also measure the plan and its baselines in interleaved trials on this machine, and compare their times.",
     ),
 ]
 

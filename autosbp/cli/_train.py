@@ -25,38 +25,42 @@ Data = Annotated[
     typer.Option(
         "--data",
         metavar="DATA",
-        help="Text, token ids (.bin, .npy), a folder with a sub-folder of images for each class, or "
+        help="Training data: a text file, token ids (.bin, .npy), a folder with a sub-folder of images for each class, or "
         "package.module:dataset. Repeatable.",
         show_default=False,
     ),
 ]
 EvalData = Annotated[
-    list[str] | None, typer.Option("--eval-data", metavar="DATA", help="Data of the evaluation, like --data.")
+    list[str] | None,
+    typer.Option("--eval-data", metavar="DATA", help="Evaluation data, in the forms of --data. Repeatable."),
 ]
 Tokenizer = Annotated[
     Path | None,
-    typer.Option("--tokenizer", metavar="FILE", help="A Hugging Face tokenizer.json for text; default: its bytes."),
+    typer.Option(
+        "--tokenizer", metavar="FILE", help="Hugging Face tokenizer.json for text; default: bytes are tokens."
+    ),
 ]
-Weights = Annotated[
-    Path | None, typer.Option("--weights", metavar="FILE", help="Initial weights, a .safetensors file.")
-]
+Weights = Annotated[Path | None, typer.Option("--weights", metavar="FILE", help="Initial weights (.safetensors file).")]
 Folder = Annotated[
     Path | None,
-    typer.Option("--folder", metavar="DIR", help="Folder of checkpoints and metrics; default: runs/PLAN_ID."),
+    typer.Option("--folder", metavar="DIR", help="Folder for checkpoints and metrics; default: runs/PLAN_ID."),
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume/--no-resume", help="Go on from the newest checkpoint in the folder, or refuse it.")
+    bool,
+    typer.Option(
+        "--resume/--no-resume", help="Resume from the newest checkpoint in the folder, or fail if there is one."
+    ),
 ]
-Steps = Annotated[int, typer.Option("--steps", help="Optimizer steps of the whole run.")]
-Rate = Annotated[float, typer.Option("--learning-rate", help="Peak of the learning rate.")]
+Steps = Annotated[int, typer.Option("--steps", help="Number of optimizer steps of the whole run.")]
+Rate = Annotated[float, typer.Option("--learning-rate", help="Peak learning rate.")]
 Schedule = Annotated[
-    str, typer.Option("--schedule", help="Course of the learning rate: cosine or linear to a tenth, or constant.")
+    str, typer.Option("--schedule", help="Learning rate decay: cosine or linear (to a tenth of the peak), or constant.")
 ]
-Warmup = Annotated[int, typer.Option("--warmup", help="Steps in which the learning rate grows linearly.")]
+Warmup = Annotated[int, typer.Option("--warmup", help="Number of linear warm-up steps.")]
 Decay = Annotated[float, typer.Option("--weight-decay", help="Weight decay of matrices.")]
-Clip = Annotated[float, typer.Option("--clip", help="Largest norm of the gradient; inf: no clipping.")]
+Clip = Annotated[float, typer.Option("--clip", help="Maximum norm of the gradient; inf disables clipping.")]
 CheckpointEvery = Annotated[int, typer.Option("--checkpoint-every", help="Steps between checkpoints.")]
-Keep = Annotated[int, typer.Option("--keep", help="Newest checkpoints that stay.")]
+Keep = Annotated[int, typer.Option("--keep", help="Number of newest checkpoints to keep.")]
 EvalEvery = Annotated[int, typer.Option("--eval-every", help="Steps between evaluations.")]
 LogEvery = Annotated[int, typer.Option("--log-every", help="Steps between reports.")]
 Export = Annotated[
@@ -67,13 +71,13 @@ TensorBoard = Annotated[bool, typer.Option("--tensorboard", help="Also write met
 Profile = Annotated[
     int | None, typer.Option("--profile", metavar="STEP", help="Profile three steps from this one with torch.profiler.")
 ]
-Workers = Annotated[int, typer.Option("--workers", help="Processes of each rank that load data.")]
+Workers = Annotated[int, typer.Option("--workers", help="Number of data loading processes per rank.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of initial weights, order of samples and dropout.")]
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a rank needs."""
+    """Arguments of ``autosbp train`` that a rank reads."""
 
     plan: Plan
     graph: str | None
@@ -118,10 +122,10 @@ def train(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> int:
-    """Train a model under a plan on text, images or a data set of your own.
+    """Train a model under a plan on text, images or your own dataset.
 
-    Starts the plan's ranks on this machine; under torchrun, it is one of them. A run that was interrupted goes on from
-    its newest checkpoint. A plan holds only the hash of its graph: give --model, or --graph and --weights. See
+    Starts the plan's ranks on this machine; under torchrun, each process is a rank. An interrupted run resumes from its
+    newest checkpoint. A plan only has the hash of its graph, so --model, or --graph and --weights, is required. See
     docs/how-to/train-without-a-script.md.
     """
     from autosbp.training.trainer import TrainerSettings
@@ -180,7 +184,7 @@ def _train_rank(run: _Run, settings: TrainerSettings, as_json: bool) -> None:
 
 
 def _parallel_model(run: _Run, seed: int) -> Any:
-    """The parallel module, the module that it was made of, and the graph as captured."""
+    """The parallel module, the original module (None with ``--graph``), and the captured graph."""
     import torch
 
     from autosbp.training import parallelize

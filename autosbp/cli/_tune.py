@@ -54,40 +54,39 @@ if TYPE_CHECKING:
     from autosbp.tuning.options import TuneOptions
     from autosbp.tuning.tuner import TuningState
 
-Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Budget in trials; failed ones count.")]
+Trials = Annotated[int, typer.Option("--trials", metavar="N", help="Maximum number of trials, including failed ones.")]
 Minutes = Annotated[
     float | None,
-    typer.Option("--minutes", metavar="M", help="Budget in minutes, earlier runs in the same --workdir included."),
+    typer.Option("--minutes", metavar="M", help="Time limit in minutes, including earlier runs in the same --workdir."),
 ]
 Proposer = Annotated[
     str,
     typer.Option(
         "--proposer",
-        help="How strategies are chosen: ranked (a ranking model that learns from trials), random (the guided sampler "
+        help="How strategies are proposed: ranked (a ranking model that learns from trials), random (the guided sampler "
         "alone) or tpe (Optuna; needs the extra tune).",
     ),
 ]
 TuneSeed = Annotated[int, typer.Option("--seed", help="Random seed of samples, parameters and batches.")]
-TuneSteps = Annotated[int, typer.Option("--steps", help="Number of timed steps of a trial, at most.")]
-TuneWarmup = Annotated[int, typer.Option("--warmup", help="Number of untimed warm-up steps of a trial.")]
+TuneSteps = Annotated[int, typer.Option("--steps", help="Maximum number of timed steps per trial.")]
+TuneWarmup = Annotated[int, typer.Option("--warmup", help="Number of untimed warm-up steps per trial.")]
 MaxTrialSeconds = Annotated[
     float,
-    typer.Option("--trial-seconds", metavar="S", help="Seconds of steps after which a trial starts no further one."),
+    typer.Option("--trial-seconds", metavar="S", help="Seconds after which a trial starts no further step."),
 ]
-TrialTimeout = Annotated[
-    float, typer.Option("--trial-timeout", metavar="S", help="Seconds after which a trial has failed.")
-]
+TrialTimeout = Annotated[float, typer.Option("--trial-timeout", metavar="S", help="Seconds after which a trial fails.")]
 TuneWorkdir = Annotated[
     Path | None,
     typer.Option(
         "--workdir",
         metavar="DIR",
-        help="Folder of all trials and logs; a later run of the same search goes on there.",
+        help="Folder for trials and logs; a later run with the same options resumes there.",
         show_default=False,
     ),
 ]
 TuneReport = Annotated[
-    Path | None, typer.Option("--report", metavar="FILE.svg", help="Draw best so far, hit rate and ranking accuracy.")
+    Path | None,
+    typer.Option("--report", metavar="FILE.svg", help="Write charts of best so far, hit rate and ranking accuracy."),
 ]
 TuneLauncher = Annotated[
     str,
@@ -98,12 +97,12 @@ TuneLauncher = Annotated[
     ),
 ]
 _SHOWN = 8
-"""Strategies of the table."""
+"""Number of strategies in the printed table."""
 
 
 @dataclass(frozen=True, slots=True)
 class _TuneRequest:
-    """What is tuned, locally or in a service."""
+    """Model, cluster and options of a tuning search, local or in a service."""
 
     model: str
     cluster: str
@@ -150,9 +149,9 @@ def tune(
     server: Server = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the fastest strategy by trials: the plan and its baselines, then strategies that a model learns to rank.
+    """Find the fastest strategy by trials: measure the plan, its baselines, and strategies chosen by a ranking model.
 
-    Ranks stay up between trials, so that a trial costs its steps. A trial that fails counts and is kept with its log.
+    Ranks keep running between trials. A failed trial counts against --trials and is stored with the end of its log.
     Exits with 4 if every trial failed.
     """
     from autosbp.search.plan_options import DEFAULT_BASELINES, PlanOptions
@@ -178,7 +177,7 @@ def tune(
         plan, summary = _tune_locally(asked, launcher, interface, workdir, imports or ())
     else:
         unused = {"launcher": launcher, "interface": interface, "workdir": workdir, "imports": imports}
-        refuse_unused(tune, "a service runs ranks in its own way; omit this or --server", **unused)
+        refuse_unused(tune, "not used by a service, which starts ranks itself; omit this or --server", **unused)
         plan, summary = _tune_remotely(asked, server)
     if report is not None:
         write_text(report, search_charts(summary))
@@ -195,12 +194,13 @@ def tune(
 def _tune_locally(
     asked: _TuneRequest, launcher: str, interface: str, workdir: Path | None, imports: Sequence[str]
 ) -> tuple[Plan, dict[str, Any]]:
-    """The fastest strategy as a plan, and the summary of the trials."""
+    """Tune on this machine; returns the fastest strategy as a plan, and the summary of the trials."""
     from autosbp import api
     from autosbp.tuning.summary import tuning_summary
 
     if launcher not in LAUNCHERS:
-        raise InputError("launcher", launcher, f"expected one of {', '.join(LAUNCHERS)}: ranks stay up between trials")
+        limit = f"expected one of {', '.join(LAUNCHERS)}, which can keep ranks running between trials"
+        raise InputError("launcher", launcher, limit)
     there, measured = api.load_cluster(asked.cluster), read_calibration(asked.calibration)
     graph, own = read_model(asked.model, asked.sizes), factory_module(asked.model)
     note(f"tuning {graph.name} on {there.name}: {there.num_devices} devices, up to {asked.tuning.trials} trials")
@@ -215,6 +215,7 @@ def _tune_locally(
 
 
 def _tune_remotely(asked: _TuneRequest, server: str) -> tuple[Plan, dict[str, Any]]:
+    """Tune in a service; returns the fastest strategy as a plan, and the summary of the trials."""
     from autosbp.cli._remote import open_client, post_calibration, post_cluster, post_model, wait
     from autosbp.plan.plan import Plan
 
@@ -257,7 +258,7 @@ def _show(summary: Mapping[str, Any]) -> None:
     if baseline is not None:
         text += f"; {summary['speedup']:.3f} times the speed of the best baseline, {baseline['origin']}"
     out.print(text, style="bold", soft_wrap=True)
-    out.print(f"{summary['num_trials']} trials, {summary['num_failed']} failed; ended by: {summary['stopped']}")
+    out.print(f"{summary['num_trials']} trials, {summary['num_failed']} failed; stop reason: {summary['stopped']}")
 
 
 def _row(row: Mapping[str, Any]) -> Sequence[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """Measurements of a plan and its baselines, and what they say."""
+    """Measurements of a plan and its baselines, and the verdict in words."""
 
     measured: Sequence[MeasuredStrategy]
     verdict: str
@@ -41,7 +41,7 @@ class Verification:
             )
             for at, each in enumerate(self.measured)
         ]
-        title = "measured in turn by the same ranks; times of a step, by the plan's"
+        title = "interleaved trials on the same ranks; time per step, and its ratio to the plan's"
         console().print(table(title, ("", "predicted", "measured", "ratio", "loss", "collectives"), rows))
         console().print(self.verdict, soft_wrap=True, style="bold")
 

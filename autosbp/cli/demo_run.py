@@ -29,7 +29,7 @@ from autosbp.utils.json_io import canonical
 MODEL = "gpt2-demo"
 GLOBAL_BATCH = 16
 WIDE_MODEL, WIDE_BATCH = "faces-demo", 64
-"""A model that data parallelism serves badly: nearly all of its parameters are the head of a classifier."""
+"""A model for which data parallelism is slow, because nearly all of its parameters are in the classifier head."""
 START_S = 60.0
 _READY = re.compile(r"ready at (http://\S+)")
 
@@ -78,7 +78,7 @@ def run_demo(out: Path, quick: bool = False) -> int:
     same_everywhere = _show_wide_model(console, cluster, quick)
     console.print(f"took {time.monotonic() - began:.0f} s. Next steps:")
     for line in (
-        f"autosbp explain {out}/plan.json                      what is split where, and why",
+        f"autosbp explain {out}/plan.json                      the layout of every tensor",
         f"autosbp plan zoo:{WIDE_MODEL} --cluster local:4 --global-batch {WIDE_BATCH} --verify",
         f"autosbp export {out}/plan.json --to dtensor           the plan as DTensor placements",
         f"AUTOSBP_DATA_DIR={out} autosbp serve                  this history, as pages and an API",
@@ -89,15 +89,15 @@ def run_demo(out: Path, quick: bool = False) -> int:
 
 
 def _show_wide_model(console: Console, cluster: Cluster, quick: bool) -> bool:
-    """Plan the second model and measure it beside its baselines; whether all collectives were issued as predicted."""
+    """Plan the second model and measure it against its baselines; returns whether all collectives are as predicted."""
     from autosbp import api
     from autosbp.cli._verification import verify_plan
 
     model = "faces-small" if quick else WIDE_MODEL
-    console.rule(f"where data parallelism does not do: {model} on {cluster.name}")
+    console.rule(f"a model for which data parallelism is slow: {model} on {cluster.name}")
     graph = api.capture(f"zoo:{model}")
     options = api.PlanOptions(global_batch=WIDE_BATCH, baselines=("data_parallel", "zero2", "megatron_lm"))
-    with console.status("measuring the plan and its baselines in turn ..."):
+    with console.status("measuring the plan and its baselines ..."):
         plan = api.make_plan(graph, cluster, None, options)
         found = verify_plan(plan, graph, f"zoo:{model}", rounds=1 if quick else 2)
     found.show()

@@ -1,8 +1,8 @@
-"""Events of the kernels of a synchronization strategy (``executor.synchronizers``) in the simulated step.
+"""Cost of a synchronization strategy's kernels (``executor.synchronizers``), as events of the simulated step.
 
-Kernels of a rank run one after another on its communication thread: their events are in one queue, beside backward.
-Pushes and pulls that run at once take as long as the busiest link: messages to a server share its node's link, so that
-a hot spot is as slow as it is there. Copies, sums, compressors and the servers' optimizer steps are memory-bound.
+Kernels of a rank run one after another on its communication thread: their events form one queue that overlaps the
+backward pass. Concurrent pushes and pulls take as long as the busiest link needs; all messages to a server share its
+node's link, which makes it a hot spot. Copies, sums, compressors and the servers' optimizer steps are memory-bound.
 """
 
 from __future__ import annotations
@@ -28,18 +28,23 @@ from autosbp.program.gradient_messages import PULL, PUSH, Message, MessageCall
 
 QUEUE = "synchronizers"
 COMPRESSOR_ACCESSES = {FP16: 16, BF16: 16, POWER_SGD: 80, TOP_K: 60}
-"""Seconds of each compressor with error feedback, as reads and writes of the message's elements at the rate of copies:
-measured with 2^20 float32 elements and rank 2 on one CPU core, where few of them are bound by memory."""
+"""Time of each compressor with error feedback, as the number of reads and writes of the message at copy bandwidth.
+
+Measured with 2^20 float32 elements and rank 2 on one CPU core. Most compressors are compute-bound there, so these numbers
+exceed the actual numbers of accesses.
+"""
 SPARSE_ACCESSES = 3
-"""Reads and writes of a dense gradient to find its rows that are not zero, and to clear them."""
+"""Number of reads and writes of a dense gradient to find its non-zero rows and to clear them."""
 
 
 class SynchronizerCost:
-    """Events of messages that are not one all-reduce.
+    """Events of gradient messages that are not a single all-reduce.
 
     Args:
-        graph: bound at the microbatch size, or a chunk of it.
-        boxing: on the strategy's mesh.
+        graph: the graph bound at the microbatch size, or a chunk of it.
+        strategy: the strategy with its synchronization.
+        boxing: boxing model on the strategy's mesh.
+        compute: compute model of the device.
     """
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy, boxing: BoxingModel, compute: ComputeModel) -> None:
@@ -51,26 +56,26 @@ class SynchronizerCost:
         return LinkModel(self.network, self.compute.copy_bytes_per_s)
 
     def reduction(self, bucket: Bucket) -> Iterator[Event]:
-        """Take the gradients, encode them, and reduce them."""
+        """Events that copy, encode and reduce the gradients of a bucket."""
         message = _message(bucket)
         yield Event(f"gradients of {bucket.names[0]}", "compute", "sync", self._copies_s(2 * _bytes(message)))
         yield from self._queued(bucket, "sync", self._encoding_s(message), list(message.reduction()))
 
     def update(self, bucket: Bucket) -> Iterator[Event]:
-        """Apply the gradients at the servers, and send the new values."""
+        """Events that apply the gradients at the servers and send the new values."""
         message = _message(bucket)
         if message.is_served:
             yield from self._queued(bucket, "update", self._apply_s(message), list(message.update()))
 
     def install(self, bucket: Bucket) -> Iterator[Event]:
-        """Copy the new values to the parameters."""
+        """Events that copy the new values to the parameters."""
         message = _message(bucket)
         if message.is_served:
             size = 2 * message.num_elements * message.value_width
             yield Event(f"values of {bucket.names[0]}", "compute", "update", self._copies_s(size))
 
     def _queued(self, bucket: Bucket, phase: str, before_s: float, calls: Sequence[MessageCall]) -> Iterator[Event]:
-        """Events of one job of the communication thread; the last one has the key ``sync_key``."""
+        """Events of one call on the communication thread; the last one has the key ``sync_key``."""
         purpose = GRADIENT_SYNC if phase == "sync" else PARAMETER_GATHER
         events = [(Event(f"{phase} {bucket.names[0]}", "compute", phase, before_s, level=-1, purpose=purpose))]
         for _, turn in groupby(calls, lambda call: (call.kind, call.axes)):
@@ -84,7 +89,7 @@ class SynchronizerCost:
             )  # fmt: skip
 
     def _turn(self, calls: Sequence[MessageCall], phase: str, purpose: str, bucket: Bucket) -> list[Event]:
-        """Collectives, one after another; or messages that run at once, and the sum of what they brought."""
+        """Events of one phase: consecutive collectives, or concurrent messages and the sum at their receivers."""
         messages = calls[0].kind in (PUSH, PULL)
         seconds = [0.0] * len(calls)
         if messages:
@@ -117,7 +122,7 @@ class SynchronizerCost:
         return float(self.network.times_s(call.kind, size, shape, between_ops=False)[0])
 
     def _exchange_s(self, calls: Sequence[MessageCall]) -> float:
-        """Seconds of messages that run at once, in all groups of the mesh."""
+        """Seconds of concurrent messages in all groups of the mesh."""
         sizes: dict[tuple[int, int], int] = {}
         for call in calls:
             for ranks in self.mesh.all_groups(call.axes):
@@ -133,7 +138,7 @@ class SynchronizerCost:
 
     @staticmethod
     def _served_bytes(calls: Sequence[MessageCall]) -> dict[int, int]:
-        """Bytes of one replica's messages to each root."""
+        """Bytes that one replica sends to each root."""
         found: dict[int, int] = {}
         for call in calls:
             found[call.root] = found.get(call.root, 0) + call.num_bytes
@@ -143,7 +148,7 @@ class SynchronizerCost:
         return self.compute.device.op_overhead_s + num_bytes / self.compute.copy_bytes_per_s
 
     def _encoding_s(self, message: Message) -> float:
-        """Seconds of the compressor, or of finding rows."""
+        """Seconds to compress a message, or to find its non-zero rows."""
         size = _bytes(message)
         if message.sync.sparse_rows:
             rows = sum(
@@ -156,7 +161,7 @@ class SynchronizerCost:
         return self._copies_s(COMPRESSOR_ACCESSES[message.sync.compressor.name] * size)
 
     def _apply_s(self, message: Message) -> float:
-        """Seconds of the optimizer at the server with most elements."""
+        """Seconds of the optimizer step at the server with the most elements."""
         elements = max(sum(shard.num_elements for shard in message.at(place)) for place in message.destinations)
         meta = self.graph.meta(Ref(message.shards[0].name))
         size = np.array([elements * message.value_width], dtype=np.float64)

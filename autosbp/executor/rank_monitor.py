@@ -1,9 +1,10 @@
-"""Watchdog of a rank: ends a job in which a rank is suspended, dead or unreachable, and names it.
+"""Watchdog of a rank: ends the job if another rank is suspended, dead or unreachable, and names that rank.
 
-A collective waits for its slowest rank until the timeout of its process group, by default 30 minutes. The monitor's
-thread writes a heartbeat to the job's store every second, also while the rank computes, and reads that of the next
-rank. A rank without a heartbeat for ``SILENCE_S`` ends the job: the process that notices says which rank it is and where
-both were, and exits; the launcher (``autosbp.launch.fork_server``, torchrun) then ends the other ranks, or restarts all.
+A collective waits for its slowest rank until the timeout of its process group, by default 30 minutes. The watchdog
+notices sooner: its thread writes a heartbeat to the job's store every second, also while the rank computes, and reads the
+heartbeat of the next rank. If that is older than ``SILENCE_S``, the process prints the name of the lost rank and the
+last positions of both ranks, and exits. The launcher (``autosbp.launch.fork_server`` or torchrun) then ends the other
+ranks or restarts all of them.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from autosbp.launch.heartbeats import ENDED, Heartbeat
 SILENCE_S = 25.0
 """Default number of seconds without a heartbeat after which a rank counts as lost."""
 VARIABLE = "AUTOSBP_RANK_SILENCE_S"
-"""Environment variable with another number of seconds; 0 switches the monitor off, for a debugger."""
+"""Environment variable that overrides ``SILENCE_S``; 0 disables the watchdog, for example in a debugger."""
 EXIT_CODE = 75
 _INTERVAL_S = 1.0
 _STORE_TIMEOUT = timedelta(seconds=5)
 
 
 class RankMonitor:
-    """The watchdog thread of this rank, from ``start`` to ``stop`` or the end of the process.
+    """Watchdog thread of this rank, which runs from ``start`` to ``stop`` or the end of the process.
 
     Args:
-        runtime: whose steps and collectives the heartbeats tell.
-        silence_s: see ``SILENCE_S``; None: from the environment.
+        runtime: runtime of the rank; heartbeats have its step and last collective.
+        silence_s: see ``SILENCE_S``; None for the value of the environment variable ``VARIABLE``.
     """
 
     def __init__(self, runtime: Runtime, silence_s: float | None = None) -> None:
@@ -49,7 +50,7 @@ class RankMonitor:
         self._thread = threading.Thread(target=self._run, name="rank monitor", daemon=True)
 
     def start(self) -> RankMonitor:
-        """Start the thread, unless there is one rank or the monitor is switched off."""
+        """Start the thread, unless there is only one rank or the watchdog is disabled."""
         if self._silence_s > 0 and self._next != self._rank:
             self._store = _own_connection()
             self._beat().write(self._store, self._rank)
@@ -58,7 +59,7 @@ class RankMonitor:
         return self
 
     def stop(self) -> None:
-        """End the thread; the other ranks no longer expect heartbeats of this one."""
+        """End the thread, and tell the other ranks that this one sends no more heartbeats."""
         atexit.unregister(self.stop)
         if self._thread.is_alive():
             self._ended.set()
@@ -69,7 +70,7 @@ class RankMonitor:
         last: Heartbeat | None = None
         while not self._ended.wait(_INTERVAL_S):
             now_s = time.monotonic()
-            if now_s - began_s > self._silence_s / 2:  # this process was suspended itself: give the others time
+            if now_s - began_s > self._silence_s / 2:  # this process itself was suspended: wait for new heartbeats
                 heard_s = now_s
             began_s, reason = now_s, "does not answer"
             try:
@@ -86,7 +87,7 @@ class RankMonitor:
 
     def _beat(self, state: str = "running") -> Heartbeat:
         self._number += 1
-        issued = self._runtime.issued[-1:]  # one read: the rank's own thread empties the list
+        issued = self._runtime.issued[-1:]  # a single read, because the main thread clears the list
         last = (issued[0].kind, issued[0].num_bytes, issued[0].ranks) if issued else ("", 0, ())
         return Heartbeat(self._number, os.getpid(), socket.gethostname(), state, self._runtime.step, *last)
 
@@ -94,7 +95,7 @@ class RankMonitor:
         try:
             self._beat(ENDED).write(self._store, self._rank)
         except (RuntimeError, ValueError):
-            return  # nobody is left who would read it
+            return  # the store is gone, so no other rank can read it
 
     def _end_job(self, lost: Heartbeat | None, silent_s: float, reason: str) -> None:
         if lost is None:
@@ -121,7 +122,7 @@ def _silence_of_environment() -> float:
 
 
 def _own_connection() -> Any:
-    """A connection of its own to the job's store: one that is in use may wait for minutes."""
+    """A separate connection to the job's store, because the default one may block for minutes."""
     store: Any = _get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

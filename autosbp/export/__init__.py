@@ -1,4 +1,4 @@
-"""Export plans to other tools: configurations, a DTensor program, a trace of the predicted step."""
+"""Export of plans to other tools: configurations of trainers, a DTensor program, a trace of the predicted step."""
 
 from __future__ import annotations
 
@@ -31,11 +31,20 @@ EXPORTERS: Mapping[str, Exporter] = {
 def export_plan(
     target: str, plan: Plan, graph: LogicalGraph | None = None, calibration: Calibration | None = None
 ) -> dict[str, str]:
-    """Write the plan as the files of ``target`` (see ``Exporter``).
+    """Export a plan to another tool.
+
+    Args:
+        target: a key of ``EXPORTERS``.
+        plan: the plan.
+        graph: the plan's graph, with symbolic dims.
+        calibration: calibration of the plan's costs; only ``perfetto`` needs it.
+
+    Returns:
+        Contents of the files by name (see ``Exporter``).
 
     Raises:
-        InputError: an unknown target.
-        UnsupportedError: the target cannot express the plan, or the plan synchronizes gradients by a builder.
+        InputError: the target is unknown, or the graph or calibration is missing or not the plan's.
+        UnsupportedError: the target cannot express the plan, or the plan has a synchronization strategy.
     """
     if target not in EXPORTERS:
         raise InputError("to", target, f"expected one of {', '.join(EXPORTERS)}")

@@ -16,7 +16,7 @@ def export_accelerate(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """Write ``accelerate.yaml`` for ``accelerate launch --config_file``; comments say what belongs into the script."""
+    """Write ``accelerate.yaml`` for ``accelerate launch --config_file``; comments have the settings of the script."""
     found = TRAINERS["accelerate"].express(required_graph(plan, graph, "accelerate"), plan.strategy, plan.precision)
     levels = plan.cluster.levels
     is_cpu, grid, again = plan.cluster.device.kind == "cpu", found.parallelism, found.checkpointed.layers > 0
@@ -50,7 +50,7 @@ def export_accelerate(
 
 
 def _accumulation(plan: ExpressedPlan) -> str:
-    """Arguments of the plugin; ZeRO-3 reduces gradients in every microbatch."""
+    """Arguments of ``GradientAccumulationPlugin``; ZeRO-3 reduces gradients in every microbatch."""
     every = ", sync_each_batch=True" if plan.strategy.gather == "use" and plan.strategy.num_micro > 1 else ""
     return f"num_steps={plan.strategy.num_micro}{every}"
 

@@ -1,6 +1,6 @@
-"""DeepSpeed: a JSON configuration.
+"""DeepSpeed: a JSON configuration, and for pipelines a Python module that builds the ``PipelineModule``.
 
-Tensor parallelism uses its AutoTP; pipeline stages use a Python module that builds its ``PipelineModule``.
+Tensor parallelism uses DeepSpeed's AutoTP.
 """
 
 from __future__ import annotations
@@ -71,15 +71,16 @@ def export_deepspeed(
     if found.parallelism.tensor > 1:
         config["tensor_parallel"] = {"autotp_size": found.parallelism.tensor}
     if again.layers:
-        # The model's code calls deepspeed.checkpointing for that many segments of layers.
+        # The model's code has to call deepspeed.checkpointing for this number of segments.
         config["activation_checkpointing"] = {"number_checkpoints": -(-again.layers // again.interval)}
     return {"deepspeed.json": json.dumps(config, indent=2) + "\n"}
 
 
 def _zero(plan: ExpressedPlan) -> dict[str, Any]:
-    """The ZeRO section; its bucket sizes count elements.
+    """The ZeRO section; bucket sizes are in elements.
 
-    Gathered once a step, ZeRO-2 reduces gradients in every microbatch, ZeRO-1 once.
+    Plans that gather parameters once a step also reduce gradients once a step. DeepSpeed does so with ZeRO-1; its ZeRO-2
+    reduces gradients in every microbatch.
     """
     strategy = plan.strategy
     if plan.parallelism.sharded == 1:

@@ -1,4 +1,4 @@
-"""DTensor: a Python module in plain torch that trains the plan, with its placements at every op."""
+"""DTensor: a Python module in plain torch that trains the plan with DTensors in its placements."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def make_mesh(device_type: str = DEVICE_TYPE) -> DeviceMesh:
 
 
 def parameter(state_dict: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    """The plan's parameter, cut out of the model's tensor that holds it."""
+    """A parameter of the plan, sliced from the tensor of the model that contains it."""
     source, transforms, _ = PARAMETERS[name]
     tensor = state_dict[source]
     for transform in transforms:
         if transform[0] == "slice":
             _, dim, start, stop = transform
             tensor = tensor.narrow(dim, start, stop - start)
-        elif transform[0] == "blocks":  # that slice of each of count equal blocks
+        elif transform[0] == "blocks":  # the same slice of each of count equal blocks
             _, dim, count, start, stop = transform
             tensor = tensor.unflatten(dim, (count, -1)).narrow(dim + 1, start, stop - start).flatten(dim, dim + 1)
         else:
@@ -70,10 +70,11 @@ def export_dtensor(
     graph: LogicalGraph | None = None,
     calibration: Calibration | None = None,  # noqa: ARG001
 ) -> dict[str, str]:
-    """Write ``parallelize.py``: mesh, stored placements of parameters, placements at op boundaries, and ``train_step``.
+    """Write ``parallelize.py``: the mesh, stored placements of parameters, placements of ops, and ``train_step``.
 
-    ``train_step`` runs the model's program on DTensors, each op on its inputs in the plan's placements. It needs the
-    graph, and a plan without stages whose ops are all torch's. Otherwise the module ends with ``distribute``.
+    ``train_step`` runs the model's program on DTensors, with the inputs of every op in the plan's placements. It is
+    written if the graph is given, the plan has no stages, and all ops are torch's; otherwise the module only has
+    ``distribute``.
 
     With the graph, parameters that are parts of one model tensor (a fused QKV) are sliced from it; without it,
     parameters are looked up by their own names. A plan with stages needs the graph: ``CHUNKS`` lists the ops and
@@ -97,7 +98,7 @@ def export_dtensor(
         f"MESH_AXES = ({''.join(f'{name!r}, ' for name, _ in axes)})",
         f"MESH_SHAPE = ({''.join(f'{size}, ' for _, size in axes)})",
         "",
-        "# parameter: (the model's tensor, how it is cut out of it, placements per mesh axis)",
+        "# parameter: (the model's tensor, slices to take of it, stored placement on each mesh axis)",
         "PARAMETERS = {",
         *_parameters(plan, strategy, graph),
         "}",
@@ -110,7 +111,7 @@ def export_dtensor(
         ),
         "}",
         "",
-        "# runs of ops, first and last, that backward runs forward again",
+        "# segments of activation checkpointing: (first op, last op)",
         f"RECOMPUTE = {strategy.recompute!r}",
         "",
         "# whether the optimizer's state is on the host",
@@ -135,7 +136,7 @@ def _pipeline(plan: Plan, graph: LogicalGraph | None) -> list[str]:
         *([] if (lag := strategy.pipeline.weights_lag) is None else [f"WEIGHTS_LAG = {lag}"]),
         f"NUM_MICROBATCHES = {strategy.num_micro}",
         "",
-        "# (ops, parameters) of each model chunk, in order; chunk c lies on stage c % MESH_SHAPE[0]",
+        "# (ops, parameters) of each model chunk, in order; chunk c is on stage c % MESH_SHAPE[0]",
         "CHUNKS = [",
         *(f"    ({_names(chunk.graph.nodes)!r}, {_names(chunk.graph.parameters)!r})," for chunk in chunks),
         "]",
@@ -144,7 +145,7 @@ def _pipeline(plan: Plan, graph: LogicalGraph | None) -> list[str]:
 
 
 def _read(graph: LogicalGraph, strategy: Strategy) -> dict[str, str]:
-    """Source text of the layout in which the first reader of each parameter has it; a partial one is whole."""
+    """Source text of each parameter's layout at its first reader, with ``P`` replaced by ``B``."""
     found: dict[str, str] = {}
     for node in graph.nodes:
         if node.name in strategy.signatures:

@@ -1,4 +1,4 @@
-"""Source text that trains a plan in plain torch: its program as data, and functions that run it on DTensors."""
+"""Source text of a training step in plain torch: the plan's program as data, and functions that run it on DTensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from autosbp.sbp.layout import S
 _RUNTIME = '''
 
 def place(tensor: torch.Tensor, mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """The tensor with these placements; a plain tensor is whole on every rank.
+    """The tensor redistributed to these placements; a plain tensor counts as replicated.
 
-    DTensor makes partial sums itself: what is not partial yet keeps its placement there.
+    Only ops can make partial sums: where ``Partial`` is wanted, the tensor keeps its placement.
     """
     if not isinstance(tensor, DTensor):
         tensor = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
@@ -48,7 +48,7 @@ def run_op(line: tuple[Any, ...], values: dict[str, Any], mesh: DeviceMesh) -> N
     except (NotImplementedError, RuntimeError, ValueError):
         if name not in OPS or not any(map(is_split, tree_leaves((args, kwargs)))):
             raise
-        # DTensor has no rule for these placements: every rank computes the whole op.
+        # DTensor has no rule for these placements, so every rank computes the whole op.
         whole = [Replicate()] * mesh.ndim
         local = tree_map(lambda leaf: whole_tensor(leaf, mesh), (args, kwargs))
         made = op(*local[0], **local[1])
@@ -56,7 +56,7 @@ def run_op(line: tuple[Any, ...], values: dict[str, Any], mesh: DeviceMesh) -> N
 
 
 def unmasked(leaf: Any) -> Any:
-    """A lookup in a split table reduced at once: its mask fits the tensor only in these placements."""
+    """The output of a lookup in a sharded embedding table, reduced immediately: its mask is valid only for this tensor."""
     if not isinstance(leaf, DTensor) or all(type(each) in (Partial, Replicate, Shard) for each in leaf.placements):
         return leaf
     known = [each if type(each) in (Partial, Replicate, Shard) else Replicate() for each in leaf.placements]
@@ -76,7 +76,7 @@ def whole_tensor(leaf: Any, mesh: DeviceMesh) -> Any:
 
 
 def run(parameters: Mapping[str, DTensor], batch: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> torch.Tensor:
-    """The loss of one microbatch, whole on every rank; ``batch`` holds the microbatch whole on every rank."""
+    """The loss of one microbatch, replicated on every rank; ``batch`` is the whole microbatch on every rank."""
     device = next(iter(batch.values())).device
     values: dict[str, Any] = {**parameters, **{name: constant(name).to(device) for name in CONSTANTS}}
     values |= {name: batch[name] for name in INPUTS}
@@ -96,7 +96,7 @@ def run(parameters: Mapping[str, DTensor], batch: Mapping[str, torch.Tensor], me
 def run_segment(
     first: int, stop: int, makes: Sequence[str], mesh: DeviceMesh, names: Sequence[str], *given: Any
 ) -> tuple[Any, ...]:
-    """The values of a checkpointed segment that later ops read."""
+    """Outputs of a checkpointed segment that later ops read."""
     values = dict(zip(names, given))
     for line in PROGRAM[first:stop]:
         run_op(line, values, mesh)
@@ -104,7 +104,7 @@ def run_segment(
 
 
 def gather(parameters: Mapping[str, DTensor]) -> dict[str, DTensor]:
-    """Parameters in the dtype and layout of their use, as leaves whose gradients stay local until ``reduce``."""
+    """Parameters in the dtype and placements of their use, as autograd leaves; ``reduce`` reduces their gradients."""
     found = {name: tensor.detach().to(DTYPES[name]) for name, tensor in parameters.items()}
     return {
         name: tensor.redistribute(tensor.device_mesh, READ[name]).requires_grad_(TRAINED[name])
@@ -113,7 +113,7 @@ def gather(parameters: Mapping[str, DTensor]) -> dict[str, DTensor]:
 
 
 def reduce(parameters: Mapping[str, DTensor], gathered: Mapping[str, DTensor]) -> None:
-    """Add the gradients of gathered parameters to those of the stored ones, in their layouts."""
+    """Reduce the gradients of gathered parameters and add them to those of the stored parameters."""
     for name, tensor in parameters.items():
         found = gathered[name].grad
         if found is not None:
@@ -122,7 +122,7 @@ def reduce(parameters: Mapping[str, DTensor], gathered: Mapping[str, DTensor]) -
 
 
 def trainable(state_dict: Mapping[str, torch.Tensor], mesh: DeviceMesh) -> dict[str, DTensor]:
-    """Every parameter in its stored layout, for an optimizer; half precision is trained in float32."""
+    """Every parameter in its stored placements, for an optimizer; float32 master weights for half precision."""
     found = {name: tensor.detach().clone() for name, tensor in distribute(state_dict, mesh).items()}
     stored = {name: tensor.float() if HAS_MASTER_WEIGHTS else tensor for name, tensor in found.items()}
     return {name: tensor.requires_grad_(TRAINED[name]) for name, tensor in stored.items()}
@@ -134,7 +134,7 @@ def train_step(
     batch: Mapping[str, torch.Tensor],
     mesh: DeviceMesh,
 ) -> torch.Tensor:
-    """One step on a global batch, which every rank has whole; returns its loss."""
+    """Train one step on a global batch, which is whole on every rank; returns the loss."""
     optimizer.zero_grad()
     total, gathered = torch.zeros(()), gather(parameters)
     for at in range(NUM_MICROBATCHES):
@@ -169,18 +169,19 @@ from torch.utils.checkpoint import checkpoint
 
 
 def can_train(graph: LogicalGraph, strategy: Strategy) -> bool:
-    """Whether plain torch has every op: no stages, and no ops that autosbp or the model define themselves."""
+    """Whether plain torch can run the plan: no stages, and no ops that are defined by autosbp or the model."""
     return strategy.pipeline is None and not any(
         node.op.split(".")[0] in ("autosbp", "function") for node in graph.nodes
     )
 
 
 def training_lines(graph: LogicalGraph, strategy: Strategy, read: dict[str, str]) -> list[str]:
-    """Source lines: the program of one microbatch as data, then the functions that run it.
+    """Source lines of a training step: the program of one microbatch as data, then the functions that run it.
 
     Args:
-        graph: in the plan's precision, with a symbolic batch.
-        read: source text of the placements in which each parameter is used.
+        graph: the graph in the plan's precision, with a symbolic batch.
+        strategy: the plan's strategy, without stages.
+        read: source text of the placements in which each parameter is used, by name.
     """
     bound = graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch))
     scale = microbatch_loss_scaling(graph, strategy.global_batch, strategy.micro_batch).scale
@@ -194,7 +195,7 @@ def training_lines(graph: LogicalGraph, strategy: Strategy, read: dict[str, str]
         "    index: int = 0",
         "",
         "",
-        "# parameter: placements in which ops use it",
+        "# parameter: placements at its use",
         f"READ = {{{', '.join(f'{name!r}: {text}' for name, text in read.items())}}}",
         f"DTYPES = {{{', '.join(f'{leaf.name!r}: torch.{leaf.meta.dtype}' for leaf in bound.parameters)}}}",
         f"TRAINED = {{{', '.join(f'{leaf.name!r}: {leaf.trained}' for leaf in bound.parameters)}}}",
@@ -215,19 +216,19 @@ def training_lines(graph: LogicalGraph, strategy: Strategy, read: dict[str, str]
         *(f"    {_line(node)}," for node in bound.nodes),
         "]",
         "",
-        "# convolutions that split the batch alone run on local tensors: placements of their inputs' gradients",
+        "# convolutions that only split the batch run on local tensors: placements of the gradients of their inputs",
         f"GRADIENTS = {{{', '.join(f'{name!r}: {text}' for name, text in _local_gradients(bound, strategy).items())}}}",
         "",
-        "# first op: (end, values that the checkpointed segment reads, values that later ops read)",
+        "# checkpointed segments, by index of the first op: (end, values that it reads, values that later ops read)",
         f"SEGMENTS = {_segments(bound, strategy.recompute)!r}",
         _RUNTIME,
     ]
 
 
 def _local_gradients(bound: LogicalGraph, strategy: Strategy) -> dict[str, str]:
-    """Source text of the gradients' placements of convolutions, for which DTensor has no rule on several mesh axes.
+    """Source text of the placements of convolutions' gradients, for which DTensor has no rule on several mesh axes.
 
-    On an axis that splits the batch, what is whole has a partial gradient.
+    On an axis that splits the batch, a replicated input has a partial gradient.
     """
     found = {}
     for node in bound.nodes:
@@ -263,9 +264,9 @@ def _source(arg: Arg) -> str:
 
 
 def _segments(bound: LogicalGraph, recompute: Segments) -> dict[int, tuple[int, tuple[str, ...], tuple[str, ...]]]:
-    """For the index of each segment's first op: its end, and the values that cross its ends.
+    """Checkpointed segments by index of the first op: end index, values read from outside, and values read later.
 
-    Ops that depend on no parameter may lie between those of a segment, and run with it.
+    Ops between the first and the last one that depend on no parameter belong to the segment.
     """
     at = {node.name: place for place, node in enumerate(bound.nodes)}
     found: dict[int, tuple[int, tuple[str, ...], tuple[str, ...]]] = {}

@@ -46,7 +46,7 @@ def export_megatron(
 
 
 def _sharding(plan: ExpressedPlan) -> list[str]:
-    """The distributed optimizer, and overlap of its messages, as the plan's prediction has it; buckets count elements."""
+    """Arguments of the distributed optimizer and of overlapped communication; bucket sizes are in elements."""
     grid = plan.parallelism
     if grid.data == 1:
         return []
@@ -62,8 +62,8 @@ def _sharding(plan: ExpressedPlan) -> list[str]:
 def _stages(staged: LayerStages) -> list[str]:
     """Arguments of the pipeline: an even partition, or a layout string.
 
-    The layout lists chunks in the model's order: E is the embedding, t a layer, L the loss (Megatron Core, Custom
-    Pipeline Model Parallel Layout).
+    The layout lists chunks in the model's order; E is the embedding, t a layer, L the loss (Megatron Core documentation,
+    Custom Pipeline Model Parallel Layout).
     """
     size = f"--pipeline-model-parallel-size {staged.num_stages}"
     if staged.num_stages == 1:
@@ -77,7 +77,7 @@ def _stages(staged: LayerStages) -> list[str]:
 
 
 def _recompute(plan: ExpressedPlan) -> list[str]:
-    """``uniform`` checkpoints all layers in segments; ``block`` the first layers of each chunk, one by one."""
+    """Arguments of activation checkpointing: ``uniform`` for all layers, ``block`` for the first ones of each chunk."""
     found = plan.checkpointed
     if not found.layers:
         return []

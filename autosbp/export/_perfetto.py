@@ -27,11 +27,11 @@ def export_perfetto(
 ) -> dict[str, str]:
     """Write ``trace.json``: an event per op, boxing step, collective and optimizer update, at its predicted time.
 
-    For a pipeline it has an event per pass of a microbatch through a chunk; work done once per step, after the last
-    pass, is left out.
+    For a pipeline, it has an event per forward or backward pass of a microbatch through a chunk, and none for the work
+    after the last pass.
 
     Raises:
-        InputError: without the graph, or without the calibration that made the plan.
+        InputError: the graph or the plan's calibration is missing.
     """
     graph = required_graph(plan, graph, "perfetto")
     check_calibration(plan, calibration)

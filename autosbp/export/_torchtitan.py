@@ -1,4 +1,4 @@
-"""torchtitan: a TOML job configuration (0.2) and a Python configuration (0.3), which say the same."""
+"""torchtitan: the same configuration as TOML for 0.2 and as Python for 0.3."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SCHEDULES = {
 }
 """Names of schedules in ``torch.distributed.pipelining``."""
 _SEQUENCE_NOTE = (
-    "# torchtitan keeps the norms of tensor parallel ranks split over the sequence: an all-gather and a reduce-scatter",
-    "# move the bytes of the plan's all-reduce.",
+    "# torchtitan uses sequence parallelism in norms: an all-gather and a reduce-scatter, with the same bytes, replace",
+    "# the plan's all-reduce.",
 )
 _PYTHON = '''"""Configuration of torchtitan 0.3; start with --module autosbp_torchtitan --config autosbp."""
 
@@ -74,7 +74,7 @@ def _training(plan: ExpressedPlan) -> dict[str, Any]:
 
 
 def _parallelism(plan: ExpressedPlan, *, head: str) -> dict[str, Any]:
-    """Members of the parallelism section; ``head`` is the name of the output layer's module."""
+    """Fields of the parallelism section; ``head`` is the name of the output layer's module."""
     grid, staged = plan.parallelism, plan.staged
     always = plan.strategy.gather == "use"
     found: dict[str, Any] = {
@@ -117,7 +117,7 @@ def _section(name: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """TOML of a number, a text or a list of lists of texts."""
+    """TOML of a number, a string or a list of lists of strings."""
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value)

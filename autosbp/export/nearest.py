@@ -1,4 +1,4 @@
-"""The nearest plan that a trainer can express, exported with its loss."""
+"""Export of the nearest plan that a trainer can express, with its loss in step time."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from autosbp.search.trainer_plans import nearest_known, plan_for
 from autosbp.trainers import TRAINERS
 
 ENOUGH_LOSS = 0.01
-"""Loss of a known strategy up to which no other is searched."""
+"""Relative loss in step time up to which a known strategy is exported without a search."""
 _MAX_NAMED = 3
-"""Differences that are listed; the rest are counted."""
+"""Maximum number of listed differences; others are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class NearestExport:
-    """An export, and how it differs from the plan.
+    """An export, and how it differs from the given plan.
 
     Args:
-        files: contents by name.
-        plan: the exported plan; the given one if the target expresses it exactly.
-        loss: step time of the exported plan relative to the given one, less 1; 0 if it is the same.
-        differences: what of the given plan the target cannot express, in words; empty if it is the same.
+        files: contents of the files by name.
+        plan: the exported plan; the given one if the target can express it.
+        loss: relative increase of the predicted step time over the given plan's; 0 if the plans are the same.
+        differences: parts of the given plan that the target cannot express, in words; empty if the plans are the same.
     """
 
     files: Mapping[str, str]
@@ -42,24 +42,27 @@ class NearestExport:
 
     @property
     def summary(self) -> str:
-        """The loss and its causes in one line, such as ``+3.1 %: linear_24 (lm_head.weight) is tensor parallel ...``."""
+        """Loss and differences in one line, such as ``+3.1 %: linear_24 (lm_head.weight) is tensor parallel ...``."""
         return f"{100 * self.loss:+.1f} %: {'; '.join(self.differences)}" if self.differences else "the same plan"
 
 
 def export_nearest(
     target: str, plan: Plan, graph: LogicalGraph | None = None, calibration: Calibration | None = None
 ) -> NearestExport:
-    """Export a plan, or the nearest one that ``target`` can express.
+    """Export a plan, or the nearest plan that ``target`` can express.
 
-    The nearest plan is the fastest of the plan's own strategy and its baselines, all made conform, and of a search
-    restricted to what the target can express. The search is left out if one of the others loses at most ``ENOUGH_LOSS``.
+    Candidates are the plan's strategy and its baselines, adapted to what the target can express. If the fastest of them
+    is more than ``ENOUGH_LOSS`` slower than the plan, a search restricted to the target's strategies follows.
 
     Args:
-        calibration: the plan's, if it was made with one and the target cannot express it.
+        target: a key of ``EXPORTERS``.
+        plan: the plan.
+        graph: the plan's graph, with symbolic dims.
+        calibration: the plan's calibration; required if the plan has one and the target cannot express the plan.
 
     Raises:
-        InputError: an unknown target, or another graph or calibration than the plan's.
-        UnsupportedError: the target can train nothing of the kind, or is no trainer.
+        InputError: the target is unknown, or the graph or calibration is not the plan's.
+        UnsupportedError: the target cannot train such a model, or is not a trainer and cannot express the plan.
         InfeasibleError: no strategy that the target can express fits in memory.
     """
     try:
@@ -90,7 +93,7 @@ def _loss(found: Plan, plan: Plan) -> float:
 
 
 def _options(plan: Plan) -> PlanOptions:
-    """The plan's task: batch, optimizer, precision and memory, without constraints on its layouts."""
+    """The plan's options for batch, optimizer, precision and memory, without constraints on its strategy."""
     asked = PlanOptions.from_dict(plan.document.get("options", {}))
     return replace(
         asked,

@@ -1,8 +1,8 @@
-"""Capture of torch's ``scan`` and ``associative_scan`` (``torch._higher_order_ops``): one op whose body is a step.
+"""Capture of torch's ``scan`` and ``associative_scan`` (``torch._higher_order_ops``) as one op whose body is a step.
 
-torch would trace the step without its backward, at the sizes of the example. Here the call is recorded; its step and the
-step's derivative are traced into one body with sizes that follow the arguments. Tensors that the step reads from outside,
-such as parameters, become arguments that every step reads whole.
+torch would trace the step without its backward pass, and with the sizes of the example inputs. Here the call is recorded
+instead, and the step and its derivative are traced into one body with symbolic sizes. Tensors that the step reads from
+its closure, such as parameters, become additional arguments, which every step reads whole.
 """
 
 from __future__ import annotations
@@ -31,7 +31,16 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass
 class ScanCall:
-    """One recorded scan: its step, which takes states and slices, and the tensors that it reads besides."""
+    """A recorded scan.
+
+    Args:
+        step: function of one step, which takes ``carries`` states and ``slices`` slices.
+        carries: number of states.
+        slices: number of scanned tensors.
+        lifted: tensors that the step reads from its closure.
+        structure: pytree structure of the step's outputs.
+        computation: key that is equal for calls with the same body and tensors of the same shapes.
+    """
 
     step: Callable[..., Any]
     carries: int
@@ -39,15 +48,15 @@ class ScanCall:
     lifted: list[torch.Tensor]
     structure: Any
     computation: Hashable
-    """Equal for calls with the same body on tensors of the same shapes."""
 
     @property
     def label(self) -> str:
+        """Name of the scan's op."""
         return step_label(self.step)
 
     @property
     def where(self) -> str:
-        """The step's function and the line of its source."""
+        """The step's function, source file and line, for errors."""
         step = _function_of(self.step)
         try:
             file, line = inspect.getsourcefile(step), inspect.getsourcelines(step)[1]
@@ -56,14 +65,14 @@ class ScanCall:
             return "a scan"
 
     def refuse(self, reason: str) -> UnsupportedError:
-        """The error for a scan that cannot be an op."""
+        """The error for a scan that cannot be captured."""
         return UnsupportedError(
             f"{self.where} cannot be captured: {reason}; its step has to be a pure function of tensors, whose sizes come "
             "from its arguments"
         )
 
     def outputs(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
-        """Next states and results of one step."""
+        """Next states and outputs of one step."""
         count = self.carries + self.slices
         with _Outside(tensors, tensors[count:]):
             found = tuple(pytree.tree_leaves(self.step(*tensors[:count])))
@@ -79,7 +88,15 @@ class ScanCall:
     def passes(
         self, tensors: Tensors, incoming: Tensors
     ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor | None], Sequence[int]]:
-        """Outputs of one step, gradients of its arguments for ``incoming`` ones, and places of outputs without one."""
+        """Forward and backward pass of one step.
+
+        Args:
+            tensors: arguments of the step.
+            incoming: gradients of the outputs.
+
+        Returns:
+            The outputs, the gradients of the arguments, and the indices of outputs without a gradient (none).
+        """
         leaves = [tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in tensors]
         with torch.enable_grad():
             outputs = self.outputs(leaves)
@@ -92,12 +109,12 @@ class ScanCall:
         return outputs, [next(found) if leaf.requires_grad else None for leaf in leaves], []
 
     def step_arguments(self, tensors: Tensors) -> list[torch.Tensor]:
-        """Arguments of the first step, of those of the scan."""
+        """Arguments of the first step, taken from the arguments of the scan."""
         sliced = range(self.carries, self.carries + self.slices)
         return [tensor[0] if at in sliced else tensor for at, tensor in enumerate(tensors)]
 
     def stacked(self, tensors: Tensors) -> list[torch.Tensor]:
-        """Last states and stacked results, without values."""
+        """Last states and stacked outputs of the scan, as uninitialised tensors."""
         length = tensors[self.carries].shape[0]
         with torch.no_grad():
             outputs = self.outputs(self.step_arguments(tensors))
@@ -106,13 +123,13 @@ class ScanCall:
 
 
 def step_label(step: Callable[..., Any]) -> str:
-    """The name of a scan's op, from the step's function."""
+    """Name of a scan's op, made from the name of the step's function."""
     name = str(getattr(_function_of(step), "__qualname__", "scan")).replace("<locals>.", "")
     return re.sub(r"\W+", "_", name).strip("_")[-128:]
 
 
 def scan_call(step: Callable[..., Any], init: Tensors, slices: Tensors) -> ScanCall:
-    """The record of a scan; runs its step once to see what it reads and returns."""
+    """Record a scan; runs its step once to find the tensors that it reads and returns."""
     arguments = [*init, *(tensor.select(0, 0) for tensor in slices)]
     with torch.no_grad(), _Outside(arguments) as outside:
         outputs, structure = pytree.tree_flatten(step(*arguments))
@@ -121,10 +138,10 @@ def scan_call(step: Callable[..., Any], init: Tensors, slices: Tensors) -> ScanC
 
 
 class _Outside(TorchFunctionMode):
-    """Collects the tensors that functions read, unless they are among ``known`` or results of functions.
+    """Collects the tensors that torch functions read from a closure: neither in ``known`` nor a result of a function.
 
-    With ``others``, functions read these in their place, in the order of their first use. ``calls`` tells equal
-    computations: every function that was called, with its arguments; tensors are numbered.
+    If ``others`` is given, these replace the collected tensors, in the order of first use. ``calls`` records every
+    function call with its arguments, where tensors are numbers, so that equal computations can be recognised.
     """
 
     def __init__(self, known: Tensors, others: Tensors | None = None) -> None:
@@ -146,7 +163,7 @@ class _Outside(TorchFunctionMode):
         return result
 
     def named(self, leaf: Any) -> Hashable:
-        """A tensor's number, or another argument as text."""
+        """Number of a tensor, or the text of another argument."""
         if isinstance(leaf, torch.Tensor):
             return self.numbers.setdefault(id(leaf), len(self.numbers))
         return str(leaf.node.expr) if isinstance(leaf, torch.SymInt) else repr(leaf)
@@ -161,13 +178,13 @@ class _Outside(TorchFunctionMode):
 
 @contextmanager
 def recorded_scans(record: Callable[..., Any]) -> Iterator[None]:
-    """While active, ``record(step, init, slices)`` takes the place of each flattened scan, also of associative ones.
+    """While active, ``record(step, init, slices)`` replaces every scan and associative scan with flattened arguments.
 
-    It returns last states and stacked results, in the structure that the step returns its own in.
+    ``record`` has to return the last states and stacked outputs in the structure of the step's own results.
     """
 
     def associative(operator: functools.partial[Any], leaves: Tensors, **_: Any) -> list[torch.Tensor]:
-        of_pair = inspect.getclosurevars(operator.keywords["combine_fn"]).nonlocals["func"]  # which torch has vmapped
+        of_pair = inspect.getclosurevars(operator.keywords["combine_fn"]).nonlocals["func"]  # the function below vmap
         given = {**operator.keywords, "combine_fn": of_pair}
         step = functools.partial(_combined, combine_fn=functools.partial(operator.func, **given))
         first, others = [each[:1] for each in leaves], [each[1:] for each in leaves]
@@ -176,7 +193,7 @@ def recorded_scans(record: Callable[..., Any]) -> Iterator[None]:
         _, found = record(step, [each.squeeze(0) for each in first], others)
         return [torch.cat(pair) for pair in zip(first, found, strict=True)]
 
-    # The modules, which torch's package hides behind functions of the same names.
+    # Import the modules by name: in torch's package, functions of the same names shadow them.
     plain, reducing = (
         importlib.import_module(f"torch._higher_order_ops.{name}") for name in ("scan", "associative_scan")
     )
@@ -188,13 +205,13 @@ def recorded_scans(record: Callable[..., Any]) -> Iterator[None]:
 
 
 def _combined(*tensors: torch.Tensor, combine_fn: Callable[..., Any]) -> Any:
-    """One step of an associative scan: its results are its next states."""
+    """One step of an associative scan, whose outputs are also its next states."""
     found = pytree.tree_leaves(combine_fn(*tensors))
     return found, found
 
 
 def run_steps(step: Callable[..., Any], init: Tensors, slices: Tensors) -> Any:
-    """A flattened scan step by step, without torch's compiler."""
+    """Run a flattened scan step by step, without torch's compiler."""
     states, found, structure = list(init), [], None
     for at in range(len(slices[0])):
         leaves, structure = pytree.tree_flatten(step(*states, *(each[at] for each in slices)))
@@ -206,7 +223,7 @@ def run_steps(step: Callable[..., Any], init: Tensors, slices: Tensors) -> Any:
 
 @lru_cache(maxsize=1)
 def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
-    """torch's decompositions of the ops that graphs may not name, such as backward ops."""
+    """torch's decompositions of ops that are not allowed in graphs, such as backward ops."""
 
     def name(op: Any) -> str:
         return f"{op.namespace}.{op._schema.name.split('::')[1]}.{op._overloadname or 'default'}"
@@ -217,12 +234,12 @@ def backward_decompositions() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _copy(to: torch.Tensor, source: torch.Tensor, _: bool = False) -> torch.Tensor:
-    """What a tensor holds after ``to.copy_(source)``."""
+    """Value of ``to`` after ``to.copy_(source)``."""
     return source.to(to.dtype).expand_as(to)
 
 
 def _function_of(step: Any) -> Any:
-    """The user's function within torch's partial applications."""
+    """The user's function, without torch's ``functools.partial`` wrappers."""
     while isinstance(step, functools.partial):
         step = step.keywords.get("combine_fn", step.func)
     return step

@@ -1,4 +1,4 @@
-"""Heartbeats of ranks in the job's store: what each rank did last, for those who must say where a rank failed."""
+"""Heartbeats of ranks in the job's store, with each rank's last position in the training run."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from typing import Any
 from autosbp.utils.formatting import num_bytes
 
 ENDED = "ended"
-"""Value of ``Heartbeat.state`` of a rank that has finished its work."""
+"""``Heartbeat.state`` of a rank that has finished its work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """One sign of life of a rank. ``kind``, ``num_bytes`` and ``ranks`` are those of the collective it issued last."""
+    """A heartbeat of one rank.
+
+    Args:
+        number: sequence number.
+        process: process id.
+        host: host name.
+        state: ``running`` or ``ENDED``.
+        step: training step, from 0.
+        kind, num_bytes, ranks: the rank's last collective; ``kind`` is "" before the first one.
+    """
 
     number: int
     process: int
@@ -39,7 +48,7 @@ class Heartbeat:
 
     @classmethod
     def read(cls, store: Any, rank: int) -> Heartbeat | None:
-        """The rank's newest heartbeat; None before the first."""
+        """The rank's newest heartbeat; None if there is none yet."""
         if not store.check([_key(rank)]):
             return None
         fields = json.loads(store.get(_key(rank)))
@@ -47,7 +56,7 @@ class Heartbeat:
 
 
 def position(step: int, kind: str, size: int, ranks: Sequence[int]) -> str:
-    """Words for a place in a training run: the step, counted from 0, and the collective issued last in it."""
+    """Describe a position in a training run: the step, from 0, and the last collective."""
     if not kind:
         return f"in step {step}, before its first collective"
     return f"in step {step}, after it issued {kind} of {num_bytes(size)} over ranks {', '.join(map(str, ranks))}"
@@ -62,5 +71,5 @@ def last_position(store: Any, rank: int) -> str:
 
 
 def _key(rank: int) -> str:
-    """A restarted job keeps its store, so that the number of the start is part of the key."""
+    """Key of a rank's heartbeat; has the restart count, because a restarted job keeps its store."""
     return f"autosbp/heartbeat/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{rank}"

@@ -1,8 +1,8 @@
 """Synchronization strategies: how the gradient of each parameter is reduced and applied (AutoDist section 2.2).
 
-A strategy is data: it is part of a plan's JSON, and its own JSON may be carried to another plan of the same model.
-``program.gradient_messages`` checks it against a graph and a mesh, ``executor.synchronizers`` runs it and
-``costmodel.synchronizer_cost`` charges it.
+A strategy is data: it is part of a plan's JSON and can be used in another plan of the same model.
+``program.sync_checks`` checks it against a graph and a mesh, ``program.gradient_messages`` derives its messages,
+``executor.synchronizers`` runs it, and ``costmodel.synchronizer_cost`` predicts its cost.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ MAX_INDEX = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """Equal shards, up to one row, of a parameter's stored part along tensor dim ``dim``; each is synchronized alone."""
+    """Shards of a parameter along tensor dim ``dim``, each synchronized separately.
+
+    What is split is the part of the parameter that a device stores. Sizes of shards differ by at most one row.
+    """
 
     dim: int
     shards: int
@@ -35,9 +38,11 @@ class Compressor:
     """Lossy encoding of gradients in messages.
 
     Args:
-        name: ``fp16`` and ``bf16`` round; ``power_sgd`` sends rank-``rank`` factors of matrices; ``top_k`` sends the
-            ``ratio`` of the elements that is largest.
-        error_feedback: what a message lost is added to the next step's gradient.
+        name: ``fp16`` and ``bf16`` round; ``power_sgd`` sends low-rank factors of matrices; ``top_k`` sends the largest
+            elements.
+        rank: rank of the factors of ``power_sgd``.
+        ratio: share of the elements that ``top_k`` sends.
+        error_feedback: whether the compression error of a message is added to the next step's gradient.
     """
 
     name: str
@@ -77,17 +82,18 @@ class ParameterSync:
     """How one parameter is synchronized over the mesh axes on which it is stored B.
 
     Args:
-        synchronizer: ``all_reduce``: every replica gets the sum and applies it. ``parameter_server``: the sum is
-            applied at its destination, which sends the new values to all replicas.
-        groups: label of the message of each shard; shards of equal kind with one label share a message.
-        partition: shards of the parameter; None for one.
-        destinations: replica to which each shard is reduced (``parameter_server`` only), its position in the
-            reduction group, row-major over the group's axes.
-        order: names of the axes that are reduced first, second, ...; empty: all at once. With two parts, gradients are
-            summed within each group of the first, whose member at the destination's position is the transfer station.
-        compressor: None sends gradients as they are.
-        staleness: number of steps by which updates may lag (``parameter_server`` only).
-        sparse_rows: 0 for dense gradients; else only rows that are not zero travel, this many per replica and round.
+        synchronizer: ``all_reduce``: every replica gets the sum and runs the optimizer. ``parameter_server``: a
+            destination gets the sum, runs the optimizer, and sends the new values to all replicas.
+        groups: message label of each shard; shards with the same settings and label share a message.
+        partition: shards of the parameter; None for a single shard.
+        destinations: server of each shard (``parameter_server`` only): a replica's position in the reduction group,
+            row-major over the group's axes.
+        order: names of the mesh axes of each phase of the reduction; empty for one phase over all axes. With two phases,
+            gradients are first summed within each group of the first phase. In each of these groups, the member at the
+            destination's position (the transfer station) sends the sum on.
+        compressor: lossy encoding of messages; None for none.
+        staleness: maximum number of steps by which updates lag (``parameter_server`` only).
+        sparse_rows: 0 for dense gradients; otherwise only non-zero rows are sent, at most this many per replica and round.
     """
 
     synchronizer: str = ALL_REDUCE
@@ -105,7 +111,7 @@ class ParameterSync:
 
     @property
     def is_served(self) -> bool:
-        """Whether servers apply the gradients; those of sparse gradients only sum them."""
+        """Whether servers apply the gradients; with sparse gradients, servers only sum them."""
         return self.synchronizer == PARAMETER_SERVER and not self.sparse_rows
 
     @property
@@ -160,7 +166,7 @@ class ParameterSync:
         return sync
 
     def check(self, path: str) -> None:
-        """Check fields against each other; raise ``InputError`` naming one below ``path``."""
+        """Raise ``InputError`` if the fields contradict each other; it names a field below ``path``."""
         shards, serves = self.num_shards, self.synchronizer == PARAMETER_SERVER
         if len(self.groups) != shards:
             raise InputError(f"{path}.groups", list(self.groups), f"expected one label for each of {shards} shards")
@@ -216,8 +222,9 @@ class SyncStrategy:
     """A synchronization strategy.
 
     Args:
-        replicas: devices over which the graph is replicated: the size of the largest reduction group.
-        parameters: by name; others are reduced in default buckets (``Strategy.bucket_bytes``).
+        replicas: number of replicas: the size of the largest reduction group.
+        parameters: synchronization by parameter name; other parameters are reduced in default buckets
+            (``Strategy.bucket_bytes``).
     """
 
     replicas: int
@@ -229,7 +236,7 @@ class SyncStrategy:
         return all(sync.is_exact for sync in self.parameters.values())
 
     def __str__(self) -> str:
-        """A line per parameter; the label of its message is in brackets."""
+        """One line per parameter, with message labels in brackets."""
         width = max(map(len, self.parameters), default=0)
         lines = [f"{name:<{width}}  {sync}" for name, sync in self.parameters.items()]
         return "\n".join([f"{self.replicas} replicas", *lines])
@@ -243,7 +250,7 @@ class SyncStrategy:
 
     @staticmethod
     def from_dict(data: object, path: str = "sync") -> SyncStrategy:
-        """Read a strategy; raise ``InputError`` naming the field of what is malformed or contradicts itself."""
+        """Read a strategy from JSON values; raises ``InputError`` with the name of a malformed or inconsistent field."""
         fields = Fields(data, path, ("schema", *SyncStrategy.__slots__), SCHEMA)
         parameters = fields.mapping("parameters")
         return SyncStrategy(

@@ -1,13 +1,13 @@
-"""Gradient messages of a synchronization strategy: their shards, and every collective that they take.
+"""Gradient messages of a synchronization strategy: their shards, and the collectives that synchronize them.
 
 The executor's kernels (``executor.synchronizers``) issue these collectives, and the cost model charges them.
 
-- ``all_reduce`` over axes in an order of two parts: reduce-scatter over the first, all-reduce over the second, all-gather
-  over the first. The message is padded to a multiple of the first part's size.
-- ``push`` is the sum of all ranks' messages at one rank of the group, ``pull`` its copy from there to the others; both are
-  P2P messages. Through a transfer station, ranks push over the first part of the order, stations over the second.
-- A sparse message is its rows' indices (int32) and values. Shards whose rows may exceed a round's first agree on the
-  number of rounds.
+- ``all_reduce`` in two phases: reduce-scatter over the axes of the first phase, all-reduce over those of the second,
+  all-gather over those of the first. The message is padded to a multiple of the first phase's group size.
+- ``push`` sums the messages of all ranks of a group at one rank, ``pull`` copies a message from that rank to the others;
+  both consist of P2P messages. With transfer stations, ranks push in the first phase, stations in the second.
+- A sparse message consists of the indices (int32) and values of rows. If a batch may touch more rows than one round
+  sends, ranks first agree on the number of rounds.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PUSH, PULL = "push", "pull"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Rows ``start`` to ``start + shape[dim]`` along ``dim`` of one device's part of a parameter.
+    """Rows ``start`` to ``start + shape[dim]`` along ``dim`` of a device's part of a parameter.
 
-    ``whole`` says whether they are all of it; ``destination`` is the replica that serves it, -1 without a server;
-    ``sparse_rows`` is that of the parameter's synchronizer.
+    ``whole`` is true if that is the whole part; ``destination`` is the replica that is its server, or -1 without a
+    server; ``sparse_rows`` is that of the parameter's ``ParameterSync``.
     """
 
     name: str
@@ -55,10 +55,10 @@ class MessageCall:
 
     Args:
         kind: a collective, ``push`` or ``pull``.
-        num_bytes: message n, as in ``costmodel.step_collectives.Collective``.
-        axes: of the group.
+        num_bytes: size of the message, as in ``costmodel.step_collectives.Collective``.
+        axes: mesh axes of the group.
         root: position in the group of the rank that receives pushes or sends pulls; -1 for collectives.
-        only: (axis, index) pairs: only ranks with these indices take part.
+        only: (axis, index) pairs; only ranks with these indices participate.
     """
 
     kind: str
@@ -70,16 +70,16 @@ class MessageCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Shards of one kind that travel together.
+    """Shards with the same settings that share a message.
 
     Args:
-        sync: how; groups, partition, destinations and sparse rows are those of each shard.
+        sync: settings of the shards, except groups, partition, destinations and sparse rows, which each shard has.
         axes: reduction axes.
-        order: these axes by turn.
+        order: reduction axes of each phase.
         width: bytes per element of the gradients.
         value_width: bytes per element of the parameters.
-        sizes: ranks of the group along each axis of ``axes``.
-        row_bounds: for sparse gradients: the most rows of each shard that a replica's batch can touch.
+        sizes: number of ranks along each axis of ``axes``.
+        row_bounds: for sparse gradients, the maximum number of rows of each shard that a replica's batch can touch.
     """
 
     shards: tuple[Shard, ...]
@@ -93,7 +93,7 @@ class Message:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is one all-reduce."""
+        """Whether the message is a single all-reduce."""
         sync = self.sync
         plain = sync.synchronizer == ALL_REDUCE and len(self.order) == 1
         return plain and not (sync.compressor or sync.sparse_rows)
@@ -109,7 +109,7 @@ class Message:
 
     @property
     def buffer_elements(self) -> int:
-        """Elements of the buffers that a replica keeps for it: gradients, a compressor's residual, versions of values."""
+        """Number of elements in a replica's buffers: gradients, a compressor's residual, versions of values."""
         if self.sync.sparse_rows or (self.is_plain and len(self.shards) == 1):
             return 0
         copies = 2 + self.sync.staleness if self.is_served else 1
@@ -134,7 +134,7 @@ class Message:
 
     @property
     def padding_multiple(self) -> int:
-        """What the number of elements of an all-reduce in several turns must be a multiple of."""
+        """Divisor of the padded number of elements of an all-reduce with several phases."""
         return prod(self.part_size(part) for part in self.order[:-1])
 
     def padded(self, elements: int) -> int:
@@ -156,7 +156,7 @@ class Message:
         return place
 
     def power_sgd_ranks(self) -> tuple[int, ...]:
-        """Rank at which each shard is compressed; 0 if its factors would be no smaller."""
+        """PowerSGD rank of each shard; 0 for shards whose factors would not be smaller, which are not compressed."""
         assert self.sync.compressor is not None
         ranks = []
         for shard in self.shards:
@@ -167,7 +167,7 @@ class Message:
         return tuple(ranks)
 
     def power_sgd_elements(self) -> tuple[int, int]:
-        """Elements of the two all-reduces: uncompressed shards with left factors, then right factors."""
+        """Numbers of elements of PowerSGD's two all-reduces: uncompressed shards and left factors, then right factors."""
         first = second = 0
         for shard, rank in zip(self.shards, self.power_sgd_ranks(), strict=True):
             rows = shard.shape[0] if shard.shape else 1
@@ -190,7 +190,7 @@ class Message:
 
     @property
     def counts_rows(self) -> bool:
-        """Whether replicas agree on a number of rounds: a batch may touch more rows than one round takes."""
+        """Whether replicas have to agree on a number of rounds, because a batch may touch more rows than one sends."""
         pairs = zip(self.row_capacities(self.shards), self.row_bounds, strict=True)
         return any(rows < bound for rows, bound in pairs)
 
@@ -215,12 +215,12 @@ class Message:
             yield from self._all_reduce(self.num_elements, width)
 
     def update(self) -> Iterator[MessageCall]:
-        """Collectives that bring the servers' new values to all replicas."""
+        """Collectives that send the servers' new values to all replicas, in order."""
         if self.is_served:
             yield from chain.from_iterable(self.pulls(self.value_width))
 
     def _all_reduce(self, elements: int, width: int) -> Iterator[MessageCall]:
-        """All-reduce in the turns of ``order``."""
+        """Collectives of an all-reduce in the phases of ``order``."""
         *outer, last = self.order
         num_bytes = (self.padded(elements) if outer else elements) * width
         gathers = []
@@ -232,7 +232,7 @@ class Message:
         yield from reversed(gathers)
 
     def pushes(self, width: int) -> list[list[MessageCall]]:
-        """By turn of ``order``: the push to each server of what it serves, with ``width`` bytes per element."""
+        """Pushes of each phase of ``order``: one to each server, with ``width`` bytes per element."""
         turns = []
         for at, part in enumerate(self.order):
             done = [axis for earlier in self.order[:at] for axis in earlier]
@@ -246,14 +246,14 @@ class Message:
         return turns
 
     def pulls(self, width: int) -> list[list[MessageCall]]:
-        """The way back of ``pushes``."""
+        """Pulls of each phase: ``pushes`` in reverse."""
         return [
             [MessageCall(PULL, call.num_bytes, call.axes, call.root, call.only) for call in turn]
             for turn in reversed(self.pushes(width))
         ]
 
     def _sparse_reduction(self) -> Iterator[MessageCall]:
-        """One round: indices and values of rows."""
+        """Collectives of one round: indices and values of rows."""
         if self.counts_rows:
             yield MessageCall("all_reduce", COUNT_BYTES * len(self.shards), self.axes)
         if self.sync.synchronizer == ALL_REDUCE:
@@ -273,7 +273,7 @@ class Message:
 
 
 def shards_of(graph: LogicalGraph, strategy: Strategy, name: str, sync: ParameterSync) -> tuple[Shard, ...]:
-    """The shards of a parameter: as equal as possible, larger ones first."""
+    """Shards of a parameter, whose sizes differ by at most one row; larger ones first."""
     shape = local_shape(graph.meta(Ref(name)).sizes, strategy.parameters[name], strategy.mesh)
     destinations = sync.destinations or (-1,) * sync.num_shards
     if sync.partition is None:
@@ -290,7 +290,7 @@ def shards_of(graph: LogicalGraph, strategy: Strategy, name: str, sync: Paramete
 
 
 def make_message(graph: LogicalGraph, strategy: Strategy, shards: Sequence[Shard], axes: tuple[int, ...]) -> Message:
-    """The message of shards of one kind."""
+    """The message of shards with the same settings."""
     assert strategy.sync is not None
     sync, mesh = strategy.sync.parameters[shards[0].name], strategy.mesh
     meta = graph.meta(Ref(shards[0].name))
@@ -305,11 +305,11 @@ def make_message(graph: LogicalGraph, strategy: Strategy, shards: Sequence[Shard
 
 
 def message_kind(sync: ParameterSync) -> object:
-    """What shards of one message have in common."""
+    """Key that is equal for the shards of one message."""
     return sync.synchronizer, sync.order, sync.compressor, sync.staleness, sync.sparse_rows > 0
 
 
 def participates(mesh: Mesh, rank: int, call: MessageCall) -> bool:
-    """Whether a rank takes part in a collective."""
+    """Whether a rank participates in a collective."""
     coordinate = mesh.coordinate(rank)
     return all(coordinate[axis] == index for axis, index in call.only)

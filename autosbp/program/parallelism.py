@@ -1,16 +1,16 @@
-"""Parallelism of a strategy in the terms of trainers: degrees, roles of mesh axes, sharded storage, and what deviates.
+"""Parallelism of a strategy as other trainers describe it: data and tensor parallel degrees, and sharded parameters.
 
-The role of a mesh axis is what most of the work of ops with parameters or matrix products does on it:
+Every mesh axis has a role. It is the role with most FLOPs among the ops that have parameters or matrix products:
 
-| role | such an op | its parameters |
+| role | an op with this role | its parameters |
 |---|---|---|
-| data | splits the batch | are whole, or stored split and gathered (ZeRO, FSDP) |
-| tensor | splits its parameters, or heads; ops with vectors only may split the sequence, or repeat | are split as used |
-| sequence | splits activations along another dim than the batch | are whole (context parallelism) |
+| data | splits the batch | are whole, or sharded and gathered (ZeRO, FSDP) |
+| tensor | splits its parameters or heads; ops with only vectors may split the sequence or repeat work | are split as used |
+| sequence | splits activations along another dim than the batch (context parallelism) | are whole |
 | repeated | splits nothing | are whole |
 
-``deviations`` names every op and parameter that does not follow the role of its axis. A strategy without any is a grid
-of data x tensor parallel ranks, the same for every layer.
+``deviations`` has every op and parameter that does not follow the role of an axis. Without deviations, a strategy is one
+grid of data x tensor parallel ranks for all layers.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ DATA, TENSOR, SEQUENCE, REPEATED = "data", "tensor", "sequence", "repeated"
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """An op or parameter that does not follow the rest.
+    """An op or parameter that does not follow the role of a mesh axis.
 
     Args:
-        name: of the op or parameter.
-        layouts: its signature, or its stored layout.
+        name: name of the op or parameter.
+        layouts: signature of the op, or stored layout of the parameter.
         axis: name of the mesh axis.
-        why: what it does there, as a predicate.
-        reads: parameters of the op.
+        why: what the op or parameter does on the axis, as a predicate.
+        reads: names of the op's parameters.
     """
 
     name: str
@@ -59,14 +59,14 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class Parallelism:
-    """Degrees inside a pipeline stage, and what does not follow them.
+    """Parallel degrees inside a pipeline stage, and deviations from them.
 
     Args:
-        roles: of each mesh axis, outermost first.
-        sizes: of each mesh axis.
-        sharded_axes: data axes over which parameters are stored split.
+        roles: role of each mesh axis, outermost first.
+        sizes: size of each mesh axis.
+        sharded_axes: data axes over which parameters are sharded.
         is_sequence_parallel: whether norms and other ops without matrices split the sequence over the tensor axes.
-        deviations: ops first, then parameters, in the order of the model.
+        deviations: deviating ops, then parameters, in the model's order.
     """
 
     roles: tuple[str, ...]
@@ -89,12 +89,12 @@ class Parallelism:
 
     @property
     def sharded(self) -> int:
-        """Data parallel ranks over which parameters are stored split; 1 if each holds them whole."""
+        """Number of data parallel ranks over which parameters are sharded; 1 without sharding."""
         return prod(self.sizes[axis] for axis in self.sharded_axes)
 
     @property
     def replicated(self) -> int:
-        """Data parallel ranks with equal parameters: HSDP if there are sharded ones, too."""
+        """Number of data parallel ranks that store the same parameters; with ``sharded`` above 1 that is HSDP."""
         return self.data // self.sharded
 
     @property
@@ -104,7 +104,7 @@ class Parallelism:
 
     @property
     def has_sharded_ranks_innermost(self) -> bool:
-        """Whether no data axis with whole parameters is inside one with sharded parameters."""
+        """Whether no unsharded data axis is inside a sharded one."""
         data = [axis for axis, role in enumerate(self.roles) if role == DATA]
         return all(axis in self.sharded_axes for axis in data if axis > min(self.sharded_axes, default=len(data)))
 
@@ -113,8 +113,9 @@ def parallelism_of(graph: LogicalGraph, strategy: Strategy, bound: LogicalGraph 
     """The parallelism of a strategy.
 
     Args:
-        graph: with a symbolic batch.
-        bound: the graph at the strategy's microbatch size, if it is known.
+        graph: the graph with a symbolic batch.
+        strategy: the strategy.
+        bound: the graph at the strategy's microbatch size; computed if None.
     """
     ops = _Ops(graph, strategy, bound or graph.bind(**dict.fromkeys(graph.symbols, strategy.micro_batch)))
     roles = tuple(ops.role(axis) for axis in range(strategy.mesh.ndim))
@@ -127,7 +128,7 @@ def parallelism_of(graph: LogicalGraph, strategy: Strategy, bound: LogicalGraph 
 
 
 class _Ops:
-    """Ops with parameters or matrix products, and what each does on a mesh axis."""
+    """Ops with parameters or matrix products, and their roles on each mesh axis."""
 
     def __init__(self, graph: LogicalGraph, strategy: Strategy, bound: LogicalGraph) -> None:
         self.graph, self.strategy = graph, strategy
@@ -145,7 +146,7 @@ class _Ops:
                     self.ops.append((node, flops))
 
     def role(self, axis: int) -> str:
-        """The role with most of the work; ops that leave it open have no vote."""
+        """The role of an axis: the one with most FLOPs; ops without a clear role do not count."""
         votes: dict[str, float] = {}
         for node, flops in self.ops:
             does = self._does(node, axis)
@@ -154,7 +155,7 @@ class _Ops:
         return max(votes, key=lambda role: votes[role]) if votes else self._first_split(axis)
 
     def _first_split(self, axis: int) -> str:
-        """The role of an axis on which no op with parameters or matrix products works alone."""
+        """The role of an axis on which no op has a clear role: that of the first op that splits anything."""
         return next((does for node, _ in self.ops if (does := self._does(node, axis)) not in ("", REPEATED)), REPEATED)
 
     def _places(self, node: Node, axis: int) -> list[tuple[Ref, Sbp]]:
@@ -164,7 +165,7 @@ class _Ops:
         return [(ref, layout[axis]) for ref, layout in layouts]
 
     def _does(self, node: Node, axis: int) -> str:
-        """What an op does on an axis; "" if it splits heads or a sequence without a parameter of its own."""
+        """Role of an op on an axis; "" if unclear: it splits heads or the sequence and reads no matrix."""
         places = self._places(node, axis)
         split = [(ref, sbp.dim) for ref, sbp in places if sbp.is_split]
         if any(isinstance(self.graph.meta(ref).shape[dim], str) for ref, dim in split):
@@ -204,7 +205,7 @@ class _Ops:
         if does == SEQUENCE:
             return "splits activations but not its parameters"
         if role == TENSOR and owned and not self._has_matrix(node) and not flops:
-            # Its gradient is reduced before or after it: the same bytes.
+            # Splitting the sequence or repeating the work: the gradients' communication has the same bytes either way.
             self.num_sequence_ops += does == ""
             self.num_whole_ops += does == REPEATED
             return ""
@@ -215,7 +216,7 @@ class _Ops:
 def _sharded_axes(
     graph: LogicalGraph, strategy: Strategy, roles: Sequence[str], used: Mapping[str, NdSbp]
 ) -> frozenset[int]:
-    """Data axes over which most bytes of the parameters are stored split."""
+    """Data axes over which parameters are sharded, decided by the majority of bytes."""
     votes: Counter[frozenset[int]] = Counter()
     for leaf in graph.trained:
         if leaf.name in used:
@@ -225,7 +226,7 @@ def _sharded_axes(
 
 
 def _split_in_storage(stored: NdSbp, used: NdSbp, roles: Sequence[str]) -> frozenset[int]:
-    """Data axes on which a parameter is stored split and used whole."""
+    """Data axes over which a parameter is sharded: stored split, used whole."""
     return frozenset(
         axis for axis, role in enumerate(roles) if role == DATA and stored[axis].is_split and used[axis] == B
     )
@@ -234,7 +235,7 @@ def _split_in_storage(stored: NdSbp, used: NdSbp, roles: Sequence[str]) -> froze
 def _stored_otherwise(
     graph: LogicalGraph, strategy: Strategy, roles: Sequence[str], sharded: frozenset[int], used: Mapping[str, NdSbp]
 ) -> list[Deviation]:
-    """Parameters that are not stored as most are, although they could be."""
+    """Parameters whose storage differs from that of most parameters, although it could be the same."""
     found = []
     for leaf in graph.trained:
         if leaf.name not in used:
@@ -249,23 +250,26 @@ def _stored_otherwise(
 
 
 def _stays_whole(shape: tuple[int, ...], stored: NdSbp, read: NdSbp, mesh: Mesh, sharded: frozenset[int]) -> bool:
-    """Whether a parameter is whole because no dim divides evenly (trainers pad it), or is a bias under a partial sum."""
+    """Whether a parameter cannot be sharded: no dim divides evenly (trainers pad it), or it is added to a partial sum."""
     return P in read or (stored == read and layout_sharded_over(shape, read, mesh, sharded) is None)
 
 
 def _storage_deviation(stored: Sbp, read: Sbp, role: str, *, is_sharded: bool) -> str:
     if role == TENSOR and (stored, read) == (I, P):
-        return ""  # a bias under a partial sum, added once
+        return ""  # a bias that is added to a partial sum on one rank only
     if role == DATA and is_sharded:
         return "" if stored.is_split and read == B else f"is stored as {stored} while other parameters are split"
     return "" if stored == read else f"is stored as {stored} but used as {read}"
 
 
 def layout_sharded_over(shape: tuple[int, ...], used: NdSbp, mesh: Mesh, axes: frozenset[int]) -> NdSbp | None:
-    """The stored layout that is ``used`` after one all-gather over ``axes``, on all of which it is whole; None without any."""
+    """Stored layout that one all-gather over ``axes`` turns into ``used``; None if there is none.
+
+    ``used`` has to be whole on all of ``axes``.
+    """
     if not axes or any(used[axis] != B for axis in axes):
         return None
-    # I on the other axes that hold it whole: they are not gathered.
+    # I on the other axes where the parameter is whole: these are not gathered.
     kept = tuple(I if sbp == B and axis not in axes else sbp for axis, sbp in enumerate(used))
     step = gather_step(shape, kept, mesh)
     if step is None:

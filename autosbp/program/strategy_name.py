@@ -1,4 +1,4 @@
-"""A strategy in words, such as ``ZeRO-2 x 32, no pipeline, bf16-mixed``."""
+"""Short description of a strategy, such as ``ZeRO-2 x 32, no pipeline, bf16-mixed``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from autosbp.plan.plan import Strategy
 from autosbp.program.parallelism import REPEATED, SEQUENCE, Parallelism
 
 _MAX_NAMED = 2
-"""Deviating ops and parameters that are named; the rest are counted."""
+"""Maximum number of deviating ops and parameters in the description; others are only counted."""
 
 
 def strategy_name(strategy: Strategy, parallelism: Parallelism, precision: str | None) -> str:
-    """Degrees, storage, stages, checkpointing, offloading and precision of a strategy, and what deviates from them."""
+    """Description of a strategy: degrees, sharding, stages, checkpointing, offloading, precision, and deviations."""
     said = [
         *_degrees(strategy, parallelism),
         _stages(strategy),
@@ -25,10 +25,10 @@ def strategy_name(strategy: Strategy, parallelism: Parallelism, precision: str |
 
 
 def storage_name(strategy: Strategy, parallelism: Parallelism) -> str:
-    """How data parallel ranks hold parameters: ``data parallel``, ``ZeRO-1``, ``ZeRO-2``, ``ZeRO-3`` or ``HSDP``.
+    """Kind of data parallelism: ``data parallel``, ``ZeRO-1``, ``ZeRO-2``, ``ZeRO-3`` or ``HSDP``.
 
-    Gathered once a step, gradients are reduced once a step too: over several microbatches, each rank keeps whole sums of
-    gradients (ZeRO-1), over one it does not (ZeRO-2).
+    If parameters are gathered once a step, gradients are also reduced once a step. With several microbatches, each rank
+    therefore accumulates unsharded gradients, which is ZeRO-1; with one microbatch it does not, which is ZeRO-2.
     """
     if parallelism.sharded == 1:
         return "data parallel"

@@ -15,7 +15,7 @@ from autosbp.sbp.mesh import Mesh
 
 SYNC_FIELD = "strategy.sync"
 LOOKUP_OPS = ("aten.embedding.default",)
-"""Ops whose gradient touches only the rows of their first argument that the batch looks up."""
+"""Lookup ops: the gradient of their first argument is zero except in the rows that the batch looks up."""
 
 
 def gradient_reduction_axes(layout: NdSbp) -> tuple[int, ...]:
@@ -24,13 +24,13 @@ def gradient_reduction_axes(layout: NdSbp) -> tuple[int, ...]:
 
 
 def axes_order(mesh: Mesh, axes: tuple[int, ...], sync: ParameterSync) -> tuple[tuple[int, ...], ...]:
-    """Reduction axes by turn: those of ``sync.order``, or all at once."""
+    """Reduction axes of each phase: those of ``sync.order``, or one phase over all axes."""
     names = {mesh.axes[axis].name: axis for axis in axes}
     return tuple(tuple(sorted(names[name] for name in part)) for part in sync.order) or (axes,)
 
 
 def lookup_parameters(graph: LogicalGraph) -> frozenset[str]:
-    """Parameters that only lookups read: their gradients are zero outside of the rows that a batch looks up."""
+    """Parameters that only lookup ops read, so that their gradients are zero except in the rows of the batch."""
     looked_up, other = set[str](), set[str]()
     for node in graph.nodes:
         for at, ref in enumerate(node.refs()):
@@ -39,16 +39,16 @@ def lookup_parameters(graph: LogicalGraph) -> frozenset[str]:
 
 
 def check_sync(graph: LogicalGraph, strategy: Strategy, *, apart: frozenset[str] = frozenset()) -> None:
-    """Refuse a synchronization strategy that does not fit.
+    """Check a synchronization strategy against the graph and the layouts.
 
     Args:
         graph: the whole model, with any batch size.
         apart: parameters that several pipeline stages store, whose copies the default all-reduce keeps equal.
 
     Raises:
-        InputError: naming the field, for an unknown parameter, one without a gradient, a dim or number
-            of shards out of range, a destination outside of the reduction group, axes that are not those of the
-            group, or sparse rows of a parameter that is not only looked up.
+        InputError: names the field of an unknown parameter, a parameter without a gradient, a dim or number of shards
+            out of range, a destination outside of the reduction group, axes that are not those of the group, or sparse
+            rows of a parameter that other ops than lookups read.
     """
     sync = strategy.sync
     if sync is None:
@@ -81,7 +81,7 @@ def check_sync(graph: LogicalGraph, strategy: Strategy, *, apart: frozenset[str]
 
 
 def _check_stored_split(sync: ParameterSync, field: str) -> None:
-    """A parameter that is stored split keeps its reduce-scatter: it has groups and 16-bit messages alone."""
+    """Refuse settings other than groups and 16-bit compressors for a sharded parameter, which uses reduce-scatter."""
     plain = ParameterSync(groups=sync.groups[:1], compressor=sync.compressor)
     if sync != plain or (sync.compressor and sync.compressor.name not in (FP16, BF16)):
         limit = "its gradient is reduce-scattered: expected all_reduce with a group, and no compressor but fp16 or bf16"
@@ -89,7 +89,7 @@ def _check_stored_split(sync: ParameterSync, field: str) -> None:
 
 
 def check_gathered(strategy: Strategy, names: Iterable[str], gathers: Iterable[Gather]) -> None:
-    """Refuse synchronization of parameters that are stored split and used so.
+    """Refuse synchronization of parameters that are split in storage and in use.
 
     Args:
         names: parameters of a program.
@@ -133,7 +133,7 @@ def _check_shards(leaf: Parameter, strategy: Strategy, sync: ParameterSync, fiel
 
 
 def lookups_per_replica(graph: LogicalGraph, strategy: Strategy, name: str) -> int:
-    """Rows of a looked-up parameter that one replica looks up in a step; ``graph`` is bound at the microbatch size."""
+    """Number of lookups of a parameter by one replica in a step; ``graph`` is bound at the microbatch size."""
     count = 0
     for node in graph.nodes:
         if Ref(name) in node.refs() and node.op in LOOKUP_OPS:

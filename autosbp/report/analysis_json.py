@@ -1,4 +1,4 @@
-"""Answers to questions about a plan, as plain documents: why not another layout, what if the hardware were better."""
+"""JSON documents of analyses of a plan: the cost of other layouts, and of faster hardware."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ _MIN_COMM_FRACTION = 0.01
 
 
 def certificate(document: Mapping[str, Any]) -> str:
-    """How far from the optimum the plan can be, in words."""
+    """Bound on the gap between the plan and the optimum, in words."""
     gap, bound = document.get("gap"), document.get("lower_bound_s")
     if gap is None or bound is None:
         return f"no bound: {why_no_bound(document)}"

@@ -12,7 +12,7 @@ from autosbp.errors import InputError
 from autosbp.utils.formatting import seconds
 
 _CHANCE = 4
-"""Standard deviations of one device's loss, over seeds of its random ops, that are no difference."""
+"""Tolerance of losses with random ops, in standard deviations of one device's loss over seeds."""
 _NOTCH = 1.57
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?|\.\d+) ?%")
 
@@ -23,14 +23,14 @@ class GateLimits:
 
     Args:
         step_time_s: limit of the median step time.
-        loss_difference: limit of the relative difference from one device's losses, chance of random ops aside; None:
-            the rounding of the plan's precision, the result's ``loss_bound``.
+        loss_difference: limit of the relative difference from one device's losses, to which a tolerance for random ops
+            is added; None for the rounding error of the plan's precision (``loss_bound`` of the result).
         regression: limit of the increase of the median step time over an earlier trial's, as a fraction of the earlier
             one; a faster step counts as negative.
         prediction_error: limit of the difference between median and predicted step time, as a fraction of the median.
 
-    A limit on times is exceeded if the median exceeds it by more than its own uncertainty, which the spread of the steps
-    tells (``median_uncertainty_s``).
+    A limit on times is exceeded if the median exceeds it by more than the median's uncertainty, which is computed from
+    the spread of the steps (``median_uncertainty_s``).
     """
 
     step_time_s: float | None = None
@@ -142,14 +142,16 @@ def median_uncertainty_s(times: Mapping[str, Any]) -> float:
 
 
 def loss_gate(result: Mapping[str, Any], limit: float | None = None) -> Gate | None:
-    """The gate of the losses, by default against rounding and chance alone; None if no limit applies."""
+    """The gate of the losses; without ``limit``, only rounding and random ops are tolerated. None if nothing applies."""
     difference, bound = result.get("loss_difference"), result.get("loss_bound")
     if limit is None and (bound is None or difference is None):
         return None
     source = "limit" if limit is not None else "the rounding of this precision explains at most"
     limit = float(bound or 0.0) if limit is None else limit
     if difference is None:
-        return Gate("max_loss_difference", limit, None, False, next(iter(result.get("differs_as") or ()), _NOT_COMPARED))
+        return Gate(
+            "max_loss_difference", limit, None, False, next(iter(result.get("differs_as") or ()), _NOT_COMPARED)
+        )
     chance = _CHANCE * result.get("loss_spread", 0.0)
     words = f"losses differ from single-device losses by {difference:.2g}, {source} {limit:.2g}"
     words += f" and {chance:.2g} by chance, {_CHANCE} standard deviations over seeds of dropout" if chance else ""

@@ -1,4 +1,4 @@
-"""What a comparison of a plan with its baselines says, in one sentence."""
+"""Verdict of a measured comparison of a plan with its baselines, in one sentence."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from autosbp.tuning.comparison import PLAN, MeasuredStrategy
 from autosbp.utils.formatting import num_bytes, percent
 
 _SAME = 0.01
-"""Relative difference of step times below which none is called faster."""
+"""Relative difference of step times up to which strategies count as equally fast."""
 _FACTOR = 1.1
 
 
 def verdict(plan: Plan, graph: LogicalGraph, measured: Sequence[MeasuredStrategy]) -> str:
-    """Compare the plan with the fastest and slowest baselines, and name the largest parameter that it splits in another way
-    than the slowest."""
+    """Compare a plan with its fastest and slowest baselines, and name a difference.
+
+    The difference is the largest parameter that the plan and the slowest baseline split in different ways.
+
+    Args:
+        plan: the plan with its baselines.
+        graph: the plan's graph.
+        measured: measurements of the plan and its baselines.
+
+    Returns:
+        A sentence without a full stop.
+    """
     others = [each for each in measured if each.name != PLAN]
     if not others:
         return "no baseline differs from the plan"
@@ -39,7 +49,7 @@ def _faster(ratio: float) -> str:
 
 
 def _difference(graph: LogicalGraph, strategy: Strategy, other: Strategy) -> str:
-    """The largest parameter that only one of two strategies splits, or that they split by different dims."""
+    """The largest parameter that two strategies split in different ways, in words; "" if there is none."""
     whole = sum(leaf.meta.num_bytes for leaf in graph.parameters)
     for leaf in sorted(graph.parameters, key=lambda leaf: -leaf.meta.num_bytes):
         own, theirs = (_split(graph, leaf, each) for each in (strategy, other))
@@ -50,7 +60,7 @@ def _difference(graph: LogicalGraph, strategy: Strategy, other: Strategy) -> str
 
 
 def _used_layout(graph: LogicalGraph, name: str, strategy: Strategy) -> NdSbp:
-    """The layout in which the first op that reads a parameter takes it; stored as such if no op of the strategy does."""
+    """Layout of a parameter at the first op that reads it; its stored layout if no op does."""
     for node in graph.nodes:
         signature = strategy.signatures.get(node.name)
         for ref, layout in zip(node.refs(), signature.ins if signature else (), strict=False):

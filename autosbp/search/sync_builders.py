@@ -1,7 +1,7 @@
-"""Builders of synchronization strategies: published systems as compositions of one set of kernels (AutoDist section 3).
+"""Builders of synchronization strategies: published systems, expressed with one set of kernels (AutoDist section 3).
 
-A builder is a function ``(graph, strategy, cluster) -> SyncStrategy`` for the layouts of an existing strategy:
-``with_sync(graph, strategy, cluster, "parallax")`` returns that strategy with the builder's synchronization.
+A builder is a function ``(graph, strategy, cluster) -> SyncStrategy`` that keeps the strategy's layouts.
+``with_sync(graph, strategy, cluster, "parallax")`` returns the strategy with the builder's synchronization.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from autosbp.sbp.mesh import Mesh
 
 Builder = Callable[[LogicalGraph, Strategy, Cluster], SyncStrategy]
 CHUNK = 128
-"""Adjacent variables in one message, AutoDist's default (section 3.2)."""
+"""Default number of adjacent variables in one message, as in AutoDist (section 3.2)."""
 PARTITION_BYTES = 256 * 1024
-"""Smallest gradient that builders partition: smaller shards cost more in latency than they balance."""
+"""Minimum size of a gradient that builders partition; for smaller ones, latency costs more than balance saves."""
 FIRST_BUCKET_BYTES = 2**20
 """Size of DistributedDataParallel's first bucket, which starts communication early."""
 FUSION_BYTES = 64 * 2**20
@@ -35,7 +35,14 @@ FUSION_BYTES = 64 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """A parameter with a gradient to reduce: the shape of a device's part, its gradient's bytes, its reduction axes."""
+    """A trained parameter whose gradient is reduced.
+
+    Args:
+        name: name of the parameter.
+        shape: shape of the part that a device stores.
+        num_bytes: bytes of a device's gradient.
+        axes: mesh axes over which the gradient is reduced.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -43,13 +50,15 @@ class Variable:
     axes: tuple[int, ...]
 
     def can_partition(self, dim: int) -> bool:
+        """Whether builders split the variable along ``dim``."""
         return self.num_bytes >= PARTITION_BYTES and dim < len(self.shape) and self.shape[dim] > 1
 
 
 def variables(graph: LogicalGraph, strategy: Strategy) -> list[Variable]:
-    """Trained parameters that a synchronizer reduces, in the model's order.
+    """Trained parameters that a synchronizer can reduce, in the model's order.
 
-    Parameters that are stored split over all replicas, or by several pipeline stages, are left to the default.
+    Parameters that are sharded over all replicas (ZeRO), or that several pipeline stages read, are not among them: they
+    use the default gradient reduction.
     """
     apart = _several_stages(graph, strategy)
     found = []
@@ -81,7 +90,7 @@ def _strategy(strategy: Strategy, syncs: Mapping[str, ParameterSync]) -> SyncStr
 
 
 def nodes_of_replicas(mesh: Mesh, axes: Sequence[int]) -> list[int]:
-    """The node of each replica of a reduction group: its place along the group's axes of the outermost level."""
+    """Node index of each replica of a reduction group; a node is a position along the axes of the outermost level."""
     outer = [at for at, axis in enumerate(axes) if mesh.axes[axis].level == 0]
     groups = mesh.group_ranks(axes, 0)
     places = [tuple(mesh.coordinate(rank)[axes[at]] for at in outer) for rank in groups]
@@ -90,7 +99,7 @@ def nodes_of_replicas(mesh: Mesh, axes: Sequence[int]) -> list[int]:
 
 
 class _Servers:
-    """Least loaded replicas by bytes: first the node, then the replica within it."""
+    """Assigns variables to the replica with the fewest bytes, on the node with the fewest bytes."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
@@ -110,13 +119,13 @@ class _Servers:
         return len(set(nodes_of_replicas(self.mesh, axes)))
 
     def shards(self, variable: Variable, dim: int = 0) -> int:
-        """One shard for each node, or for each replica of a single node."""
+        """Number of shards: one for each node, or one for each replica if there is a single node."""
         nodes = self.num_nodes(variable.axes)
         return min(nodes if nodes > 1 else self.mesh.group_size(variable.axes), variable.shape[dim])
 
 
 def all_reduce(graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chunk: int = CHUNK) -> SyncStrategy:
-    """All-reduces of every ``chunk`` adjacent variables together."""
+    """One all-reduce for every ``chunk`` adjacent variables."""
     found = variables(graph, strategy)
     return _strategy(strategy, {each.name: ParameterSync(groups=(at // chunk,)) for at, each in enumerate(found)})
 
@@ -135,7 +144,7 @@ def parameter_server(graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chu
 def balanced_parameter_server(
     graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chunk: int = CHUNK
 ) -> SyncStrategy:
-    """Whole variables, each on the server with least bytes so far; nodes are balanced first."""
+    """Whole variables, each on the server with the fewest bytes so far; nodes are balanced first."""
     servers = _Servers(strategy.mesh)
     return _strategy(
         strategy,
@@ -151,7 +160,7 @@ def balanced_parameter_server(
 def partitioned_parameter_server(
     graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chunk: int = CHUNK
 ) -> SyncStrategy:
-    """Large variables in one shard for each node; shards on the servers with least bytes so far."""
+    """Large variables split into one shard per node; each shard on the server with the fewest bytes so far."""
     servers = _Servers(strategy.mesh)
     return _strategy(
         strategy,
@@ -172,7 +181,7 @@ def _served(each: Variable, servers: _Servers, group: int, *, partition: bool) -
 def hierarchical_parameter_server(
     graph: LogicalGraph, strategy: Strategy, cluster: Cluster, *, chunk: int = CHUNK
 ) -> SyncStrategy:
-    """The partitioned parameter server, through a transfer station in every node with several replicas."""
+    """The partitioned parameter server with a transfer station in every node that has several replicas."""
     built = partitioned_parameter_server(graph, strategy, cluster, chunk=chunk)
     return replace(
         built,
@@ -184,14 +193,14 @@ def hierarchical_parameter_server(
 
 
 def node_order(mesh: Mesh, axes: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Axes inside a node first, then those between nodes; empty if the group has only one of the two."""
+    """Names of the axes inside a node, then of those between nodes; empty if the group lacks one of the two."""
     inside = tuple(mesh.axes[axis].name for axis in axes if mesh.axes[axis].level > 0)
     between = tuple(mesh.axes[axis].name for axis in axes if mesh.axes[axis].level == 0)
     return (inside, between) if inside and between else ()
 
 
 def hierarchical_all_reduce(graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chunk: int = CHUNK) -> SyncStrategy:
-    """All-reduces that sum inside each node first, so that a node's link carries one part from each of its devices."""
+    """All-reduces that sum inside each node first, so that each device sends only its part over the node's link."""
     return _strategy(
         strategy,
         {
@@ -209,7 +218,7 @@ def partitioned_all_reduce(
     chunk: int = CHUNK,
     dim_of: Callable[[Variable], int] | None = None,
 ) -> SyncStrategy:
-    """Large variables in one shard for each node along dim 0 (or ``dim_of``), reduced at the same time; others in chunks."""
+    """Large variables split into one shard per node along dim 0 (or ``dim_of``), reduced concurrently; others in chunks."""
     servers, syncs, group = _Servers(strategy.mesh), dict[str, ParameterSync](), 0
     merged = 0
     for each in variables(graph, strategy):
@@ -219,7 +228,7 @@ def partitioned_all_reduce(
             syncs[each.name] = ParameterSync(groups=(merged // chunk,))
             merged += 1
             continue
-        # Labels of shards are above those of chunks.
+        # Labels of shards do not collide with those of chunks.
         labels = tuple(2**16 + group + at for at in range(shards))
         group += shards
         syncs[each.name] = ParameterSync(groups=labels, partition=Partition(dim, shards))
@@ -229,7 +238,7 @@ def partitioned_all_reduce(
 def random_axis_partitioned_all_reduce(
     graph: LogicalGraph, strategy: Strategy, cluster: Cluster, *, chunk: int = CHUNK, seed: int = 0
 ) -> SyncStrategy:
-    """The partitioned all-reduce along a random dim of each variable."""
+    """The partitioned all-reduce with a random dim for each variable."""
 
     def dim_of(variable: Variable) -> int:
         dims = [dim for dim in range(len(variable.shape)) if variable.can_partition(dim)]
@@ -239,7 +248,7 @@ def random_axis_partitioned_all_reduce(
 
 
 def sparse_all_gather(graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chunk: int = CHUNK) -> SyncStrategy:
-    """Rows of looked-up variables by all-gather; all-reduces of the others in chunks."""
+    """Rows of embedding tables by all-gather; the other gradients by all-reduce in chunks."""
 
     def gathered(_: Variable, group: int, rows: int) -> ParameterSync:
         return ParameterSync(groups=(group,), sparse_rows=rows)
@@ -248,7 +257,7 @@ def sparse_all_gather(graph: LogicalGraph, strategy: Strategy, _: Cluster, *, ch
 
 
 def parallax(graph: LogicalGraph, strategy: Strategy, _: Cluster, *, chunk: int = CHUNK) -> SyncStrategy:
-    """Rows of looked-up variables to balanced parameter servers; all-reduces of the others in chunks (Kim et al. 2018)."""
+    """Rows of embedding tables through balanced parameter servers; the others by all-reduce in chunks (Kim et al. 2018)."""
     servers = _Servers(strategy.mesh)
 
     def served(each: Variable, group: int, rows: int) -> ParameterSync:
@@ -274,19 +283,24 @@ def _by_density(
 
 
 def data_parallel(graph: LogicalGraph, strategy: Strategy, _: Cluster) -> SyncStrategy:
-    """The buckets of torch's DistributedDataParallel by default (Li et al. 2020): 1 MiB, then 25 MiB, last variable first."""
+    """Default buckets of DistributedDataParallel (Li et al. 2020): 1 MiB, then 25 MiB, last variable first."""
     return _fused(graph, strategy, [FIRST_BUCKET_BYTES], BUCKET_BYTES, closes_above=False)
 
 
 def horovod(graph: LogicalGraph, strategy: Strategy, _: Cluster) -> SyncStrategy:
-    """Horovod's fusion: variables in the order of their gradients, up to 64 MiB a message."""
+    """Horovod's tensor fusion: variables in the order of their gradients, up to 64 MiB per message."""
     return _fused(graph, strategy, [], FUSION_BYTES, closes_above=True)
 
 
 def _fused(
     graph: LogicalGraph, strategy: Strategy, first: Iterable[int], limit: int, *, closes_above: bool
 ) -> SyncStrategy:
-    """Messages of consecutive variables, closed before they exceed their limit (``closes_above``) or once they reach it."""
+    """Messages of consecutive variables, closed before they exceed a limit (``closes_above``) or once they reach it.
+
+    Args:
+        first: limits of the first messages in bytes.
+        limit: limit of all other messages in bytes.
+    """
     limits, syncs = iter(first), dict[str, ParameterSync]()
     group, total, most = 0, 0, next(limits, limit)
     for each in reversed(variables(graph, strategy)):
@@ -312,12 +326,12 @@ BUILDERS: Mapping[str, Builder] = {
     "ddp": data_parallel,
     "horovod": horovod,
 }
-"""Builders by name. Those of ``CHUNKED`` also take ``chunk``, the number of adjacent variables in one message."""
+"""Builders by name. Those in ``CHUNKED`` also take ``chunk``, the number of adjacent variables in one message."""
 CHUNKED = frozenset(BUILDERS) - {"ddp", "horovod"}
 
 
 def builder_named(name: str, chunk: int | None = None) -> Builder:
-    """A builder by its name; raise ``InputError`` for another name, or a chunk where it has none."""
+    """The builder of this name; raises ``InputError`` if it is unknown or cannot take ``chunk``."""
     if name not in BUILDERS:
         raise InputError("builder", name, f"expected one of {', '.join(BUILDERS)}")
     if chunk is None:
@@ -331,5 +345,16 @@ def builder_named(name: str, chunk: int | None = None) -> Builder:
 def with_sync(
     graph: LogicalGraph, strategy: Strategy, cluster: Cluster, name: str, chunk: int | None = None
 ) -> Strategy:
-    """The strategy with the synchronization of the builder of this name."""
+    """The strategy with a builder's synchronization.
+
+    Args:
+        graph: the graph, with a symbolic batch or bound at the strategy's microbatch size.
+        strategy: the strategy, whose layouts stay.
+        cluster: the cluster of the strategy.
+        name: a key of ``BUILDERS``.
+        chunk: number of adjacent variables in one message; None for the builder's default.
+
+    Raises:
+        InputError: the name is unknown, or the builder takes no ``chunk``.
+    """
     return replace(strategy, sync=builder_named(name, chunk)(graph, strategy, cluster))

@@ -1,4 +1,4 @@
-"""Synchronization of a plan: by a builder, or the cheapest for each parameter by the simulated step."""
+"""Search for a plan's synchronization strategy: a builder, or ``auto``, the fastest one in the simulated step."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from autosbp.search.sync_builders import BUILDERS, CHUNKED, builder_named, varia
 
 AUTO = "auto"
 CHUNKS = (1, 8, 32, 128)
-"""Numbers of adjacent variables in one message that ``auto`` tries."""
+"""Numbers of adjacent variables per message that ``auto`` tries."""
 MOST_PARAMETERS = 24
-"""Parameters, largest first, whose synchronizer ``auto`` chooses one by one."""
+"""Number of the largest parameters whose synchronizer ``auto`` improves one by one."""
 
 
 class SyncSearch:
-    """Simulated steps of one plan's strategy under other synchronizations.
+    """Simulates the step of one plan's strategy under other synchronization strategies.
 
     Args:
-        graph: with a symbolic batch, in the plan's precision.
+        graph: the graph in the plan's precision, with a symbolic batch.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class SyncSearch:
         self.evaluations = 0
 
     def step_s(self, strategy: Strategy) -> float:
-        """Simulated step of a strategy with the plan's mesh."""
+        """Simulated step time in seconds of a strategy on the plan's mesh."""
         self.evaluations += 1
         if strategy.pipeline is not None:
             return pipelined_step_s(self.bound, strategy, self.boxing, self.compute)
@@ -54,7 +54,7 @@ class SyncSearch:
         return simulate_phases(phases, self.compute).seconds
 
     def built(self) -> Iterator[tuple[str, Strategy]]:
-        """The plan's default buckets, and every builder with every number of variables in a message."""
+        """The plan's default buckets, and every builder with every number of variables per message."""
         yield "default", replace(self.strategy, sync=None)
         count = len(variables(self.graph, self.strategy))
         for name in BUILDERS:
@@ -64,7 +64,7 @@ class SyncSearch:
                 yield label, with_sync(self.graph, self.strategy, self.cluster, name, chunk)
 
     def best(self) -> Strategy:
-        """The fastest builder, improved parameter by parameter with what other builders do with it."""
+        """The strategy of the fastest builder, improved one parameter at a time with the choices of other builders."""
         built = [strategy for _, strategy in self.built()]
         seconds = [self.step_s(strategy) for strategy in built]
         least_s = min(seconds)
@@ -85,7 +85,7 @@ class SyncSearch:
 
 
 def _options(name: str, built: list[Strategy], place: int) -> list[ParameterSync]:
-    """What builders do with a parameter, each in messages of its own; ``place`` tells parameters apart."""
+    """The choices of all builders for one parameter, in separate messages; labels are distinct by ``place``."""
     found: dict[ParameterSync, None] = {}
     for strategy in built:
         sync = None if strategy.sync is None else strategy.sync.parameters.get(name)
@@ -98,7 +98,7 @@ def _options(name: str, built: list[Strategy], place: int) -> list[ParameterSync
 
 
 def check_builder(name: str | None, chunk: int | None) -> None:
-    """Refuse a name that is no builder's, or a chunk where the builder has none, before a plan is searched."""
+    """Raise ``InputError`` for an unknown builder, or a chunk that it does not take, before a plan is searched."""
     if name == AUTO and chunk is not None:
         raise InputError("chunk", chunk, f"{AUTO} chooses it")
     if name not in (None, AUTO):
@@ -112,14 +112,14 @@ def with_builder(
     name: str,
     chunk: int | None = None,
 ) -> Plan:
-    """A plan with the synchronization of a builder, or of ``auto``; its costs are predicted anew.
+    """The plan with a builder's synchronization strategy, or that of ``auto``, and its predicted costs.
 
     Args:
-        graph: the plan's model, as captured.
-        chunk: number of adjacent variables in one message, for builders that have it.
+        graph: the plan's captured graph.
+        chunk: number of adjacent variables per message; None for the builder's default.
 
     Raises:
-        InputError: another builder's name, a chunk where there is none, or a plan without replicas.
+        InputError: the builder is unknown or takes no chunk, or the plan has no replicas.
     """
     precise = in_precision(graph, plan.precision)
     search = SyncSearch(precise, plan.strategy, plan.cluster, calibration)

@@ -1,4 +1,4 @@
-"""Other trainers as search spaces: what each can express, and whether a strategy is among it."""
+"""Other training frameworks: the strategies that each of them can run, as a search space and a check."""
 
 from __future__ import annotations
 
@@ -13,4 +13,4 @@ from autosbp.trainers._torchtitan import TORCHTITAN
 __all__ = ["TRAINERS", "Constraints", "ExpressedPlan", "Trainer"]
 
 TRAINERS: Mapping[str, Trainer] = {each.name: each for each in (ACCELERATE, DEEPSPEED, MEGATRON, TORCHTITAN)}
-"""By the name that ``autosbp export --to`` and ``autosbp plan --for`` take."""
+"""Trainers by the name used in ``autosbp export --to`` and ``autosbp plan --for``."""

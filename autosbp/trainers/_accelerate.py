@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: DDP, and FSDP2 over all data parallel ranks or part of them (HSDP)."""
+"""Hugging Face Accelerate: DDP, FSDP2 and HSDP."""
 
 from __future__ import annotations
 

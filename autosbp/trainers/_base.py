@@ -1,4 +1,4 @@
-"""The contract of trainers: their search space as constraints of a plan, and the check that a strategy is in it."""
+"""Contract of a trainer: constraints that contain its strategies, and a check of a single strategy."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Constraints:
     """A part of a trainer's search space, in terms of ``search.plan_options.PlanOptions``.
 
     Args:
-        grid: baseline whose device grids bound the layouts: ``data_parallel``, ``megatron`` or ``megatron_sp``.
-        stages: 1 forbids pipelines; None leaves the number open.
-        storage: parameter sharding; None leaves it open.
-        has_whole_batch: the step is one microbatch.
+        grid: baseline whose layouts are allowed: ``data_parallel``, ``megatron`` or ``megatron_sp``.
+        stages: number of pipeline stages, where 1 forbids pipelines; None for any number.
+        storage: parameter sharding; None for any.
+        has_whole_batch: whether the whole batch is one microbatch.
     """
 
     grid: str
@@ -35,11 +35,15 @@ class Constraints:
 
 @dataclass(frozen=True, slots=True)
 class ExpressedPlan:
-    """A strategy in the terms of trainers.
+    """A strategy in the terms of other trainers.
 
     Args:
-        dtype: of all parameters.
-        precision: see ``graph.precision``; None where it is the graph's.
+        strategy: the strategy.
+        parallelism: its data and tensor parallel degrees, and how parameters are sharded.
+        staged: its pipeline stages in whole layers.
+        checkpointed: its checkpointed layers.
+        dtype: dtype of all parameters.
+        precision: precision of the plan (``graph.precision``); None for the dtypes of the captured graph.
     """
 
     strategy: Strategy
@@ -65,32 +69,34 @@ class ExpressedPlan:
 
 
 class Trainer(ABC):
-    """A trainer: what it can express of a strategy. Instances have no state."""
+    """A training framework and the strategies that it can run. Instances have no state."""
 
     name: ClassVar[str]
     """Name in commands."""
     constraints: ClassVar[tuple[Constraints, ...]]
-    """Parts of its search space, which together hold all that it can express, and more: ``refusal`` decides."""
+    """Subspaces whose union contains every strategy that the trainer can run, and others, which ``express`` rejects."""
     schedules: ClassVar[tuple[Schedule, ...]] = ()
-    """Pipeline schedules; none if it has no pipelines."""
+    """Supported pipeline schedules; empty if the trainer has no pipelines."""
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
-    """Dtypes of parameters in forward and backward passes."""
+    """Supported dtypes of parameters in forward and backward passes."""
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd")
     trains_pure_bfloat16: ClassVar[bool] = True
-    """Whether bfloat16 parameters may have no float32 master weights."""
+    """Whether bfloat16 parameters can be trained without float32 master weights."""
     cuts_anywhere: ClassVar[bool] = True
-    """Whether stages may have unequal numbers of layers."""
+    """Whether stages can have unequal numbers of layers."""
     offloads_optimizer: ClassVar[bool] = False
-    """Whether sharded optimizer state alone may be on the host."""
+    """Whether sharded optimizer state can be on the host while parameters stay on the device."""
 
     def express(self, graph: LogicalGraph, strategy: Strategy, precision: str | None) -> ExpressedPlan:
-        """The strategy in the trainer's terms.
+        """The strategy in the trainer's terms, if the trainer can run it.
 
         Args:
-            graph: in the plan's precision, with a symbolic batch.
+            graph: the graph in the plan's precision, with a symbolic batch.
+            strategy: the strategy to express.
+            precision: precision of the plan; None for the dtypes of the captured graph.
 
         Raises:
-            UnsupportedError: names the first op, parameter or choice that the trainer cannot express.
+            UnsupportedError: the trainer cannot run the strategy; names the first op, parameter or choice that differs.
         """
         dtype = self._checked_dtype(graph, strategy, precision)
         found = parallelism_of(graph, strategy)
@@ -114,10 +120,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def check(self, plan: ExpressedPlan) -> None:
-        """Raise ``UnsupportedError`` for what the table of class variables does not say."""
+        """Raise ``UnsupportedError`` for limits of the trainer that the class variables do not express."""
 
     def refuse(self, why: str) -> NoReturn:
-        """Raise ``UnsupportedError``: the trainer's name, and what it has, then what the plan has."""
+        """Raise ``UnsupportedError``; ``why`` continues the trainer's name with its limit and the plan's value."""
         raise UnsupportedError(f"{self.name} {why}")
 
     def _check_grid(self, strategy: Strategy, found: Parallelism) -> None:
@@ -150,7 +156,7 @@ class Trainer(ABC):
             self.refuse(f"requires equal numbers of layers per stage; the plan's stages have {shown}")
 
     def _checked_dtype(self, graph: LogicalGraph, strategy: Strategy, precision: str | None) -> str:
-        """The dtype of all parameters, which the trainer trains with the strategy's optimizer."""
+        """The dtype of all parameters; refuses several dtypes, or one that the trainer cannot train."""
         dtypes = sorted({leaf.meta.dtype for leaf in graph.parameters})
         if len(dtypes) > 1:
             self.refuse(f"stores all parameters in one dtype; the model has {', '.join(dtypes)}")
@@ -161,7 +167,7 @@ class Trainer(ABC):
         return dtypes[0]
 
     def check_checkpointing(self, plan: ExpressedPlan, allowed: Iterable[tuple[int, int]]) -> None:
-        """Refuse checkpointing other than the given pairs of a number of layers and of layers per segment."""
+        """Refuse checkpointing unless its (number of layers, layers per segment) is among ``allowed``."""
         again = plan.checkpointed
         if again.layers and (again.layers, again.interval) not in allowed:
             shown = f"the first {again.layers} of {again.count} in segments of {again.interval}"

@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO-1 to 3 with offloading, automatic tensor parallelism, pipelines of equal numbers of layers."""
+"""DeepSpeed: ZeRO-1 to 3 with offloading, automatic tensor parallelism (AutoTP), and pipelines with equal stages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from autosbp.trainers._base import Constraints, ExpressedPlan, Trainer
 
 
 class DeepSpeed(Trainer):
-    """DeepSpeed's engine; AutoTP goes with ZeRO up to 2, and its pipelines with ZeRO up to 1."""
+    """DeepSpeed's engine; AutoTP can be combined with ZeRO up to 2, pipelines with ZeRO up to 1."""
 
     name = "deepspeed"
     constraints = (

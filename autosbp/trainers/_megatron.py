@@ -1,4 +1,4 @@
-"""Megatron-LM on Megatron-Core: tensor with sequence parallelism, pipelines, its distributed optimizer."""
+"""Megatron-LM on Megatron-Core: tensor and sequence parallelism, pipelines, distributed optimizer."""
 
 from __future__ import annotations
 

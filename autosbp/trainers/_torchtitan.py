@@ -1,4 +1,4 @@
-"""torchtitan 0.2 and 0.3: FSDP2, HSDP, tensor with sequence parallelism, pipelines; DDP only by itself."""
+"""torchtitan 0.2 and 0.3: FSDP2, HSDP, tensor and sequence parallelism, pipelines; DDP only without the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from autosbp.trainers._base import Constraints, ExpressedPlan, Trainer
 
 
 class Torchtitan(Trainer):
-    """torchtitan's decoders (Llama 3). It gathers parameters and reduces gradients in every microbatch outside pipelines."""
+    """torchtitan's Llama 3 decoders. Without pipelines, it gathers parameters and reduces gradients in every microbatch."""
 
     name = "torchtitan"
     constraints = (

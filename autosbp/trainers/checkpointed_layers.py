@@ -1,4 +1,4 @@
-"""Activation checkpointing of a plan in terms of whole layers, as other tools configure it."""
+"""Activation checkpointing of a strategy in whole layers, as other trainers configure it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from autosbp.plan.plan import Strategy
 
 @dataclass(frozen=True, slots=True)
 class CheckpointedLayers:
-    """The first ``layers`` of ``count`` layers are checkpointed, in segments of ``interval`` layers.
+    """Checkpointing of the first layers of each chunk.
 
-    In a pipeline, ``layers`` is the total over all chunks, and each chunk keeps the activations of its last layers.
-    ``layers`` is 0 without checkpointing.
+    Args:
+        layers: number of checkpointed layers over all chunks; 0 without checkpointing.
+        count: number of layers of the model.
+        interval: number of layers per checkpointed segment.
     """
 
     layers: int
@@ -24,10 +26,10 @@ class CheckpointedLayers:
 
 
 def checkpointed_layers(graph: LogicalGraph, strategy: Strategy, target: str) -> CheckpointedLayers:
-    """The layers that a strategy checkpoints.
+    """The layers that a strategy checkpoints; ``target`` is the trainer's name in errors.
 
     Raises:
-        UnsupportedError: if they are not the first layers of each chunk, in segments of one length.
+        UnsupportedError: checkpointed are not the first layers of each chunk in segments of equal length.
     """
     runs = strategy.recompute
     if not runs:

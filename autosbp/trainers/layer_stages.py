@@ -1,4 +1,4 @@
-"""Pipelines in terms of whole layers per chunk, as other tools configure them."""
+"""Pipeline stages of a strategy in whole layers, as other trainers configure them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from autosbp.plan.schedules import ONE_F_ONE_B, Schedule
 
 @dataclass(frozen=True, slots=True)
 class LayerStages:
-    """Number of layers of each model chunk, in the model's order.
+    """Pipeline stages in whole layers.
 
-    The first chunk also holds everything before the first layer, the last chunk everything after the last layer. Chunk
-    c lies on stage c mod ``num_stages``; the stage is the outermost rank dimension. ``shared`` names the parameters
-    that several stages read, such as tied embeddings.
+    The first chunk also has all ops before the first layer, the last chunk all ops after the last layer. Chunk c is on
+    stage c mod ``num_stages``; the stage is the outermost dimension of ranks.
+
+    Args:
+        num_stages: number of stages.
+        layers: number of layers of each chunk, in the model's order.
+        schedule: pipeline schedule.
+        shared: names of parameters that several stages read, such as tied embeddings.
+        weights_lag: see ``plan.pipeline.Pipeline``; None for the schedule's default.
     """
 
     num_stages: int
@@ -47,7 +53,7 @@ def layer_stages(graph: LogicalGraph, strategy: Strategy, target: str) -> LayerS
     """A strategy's pipeline stages; a single stage with 0 layers if it has no pipeline.
 
     Raises:
-        UnsupportedError: for a cut that is neither before a layer nor after the last one.
+        UnsupportedError: a cut is inside a layer; ``target`` is the trainer's name in the message.
     """
     if strategy.pipeline is None:
         return LayerStages(1, (0,), ONE_F_ONE_B)
@@ -67,7 +73,7 @@ def layer_stages(graph: LogicalGraph, strategy: Strategy, target: str) -> LayerS
 
 
 def layer_starts(bound: LogicalGraph) -> dict[str, int]:
-    """Number of layers before each op that begins a layer, and before the first op after the last layer."""
+    """Number of layers before each possible cut: the first op of each layer, and the first op after the last layer."""
     blocks = recomputable_blocks(bound)
     starts = {block[0]: at for at, block in enumerate(blocks)}
     if blocks:

@@ -1,4 +1,4 @@
-"""Training with a plan: ``autosbp.parallelize`` for the user's own script, and a trainer for those who have none."""
+"""Training with a plan: ``autosbp.parallelize`` for the user's own script, and a complete trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batch rows: which samples of a global batch each rank reads, and a sampler that loads only these."""
+"""Batch rows: the samples of a global batch that each rank reads, and a sampler that loads only these."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from autosbp.sbp.mesh import Mesh
 def input_rows(
     graph: LogicalGraph, strategy: Strategy, items: Sequence[Item], coordinate: tuple[int, ...]
 ) -> dict[str, list[int]]:
-    """By input, indices into the global batch, ascending, of the samples that a rank reads.
+    """Indices of the samples of a global batch that a rank reads, ascending, by input.
 
     Args:
-        graph: bound at the strategy's microbatch.
-        items: those of the rank's programs.
-        coordinate: the rank's in the strategy's mesh.
+        graph: the graph, bound at the strategy's microbatch size.
+        items: items of the rank's programs.
+        coordinate: the rank's coordinate in the strategy's mesh.
     """
     rows: dict[str, set[int]] = {}
     inputs = {Ref(leaf.name) for leaf in graph.inputs}
@@ -43,7 +43,7 @@ def input_rows(
 
 
 def own_rows(rows: Mapping[str, list[int]]) -> list[int]:
-    """The samples that a rank loads: those that it reads of the input of which it reads the fewest."""
+    """Indices of the samples that a rank loads: those of the input of which it reads the fewest samples."""
     return min(rows.values(), key=len, default=[])
 
 
@@ -54,16 +54,18 @@ def _microbatch_rows(shape: tuple[int, ...], box: Boxing, mesh: Mesh, coordinate
 
 
 class GlobalBatchSampler:
-    """Batch sampler of a ``DataLoader``: a rank's samples of each global batch, in the same random order on all ranks.
+    """Batch sampler for a ``DataLoader``: this rank's samples of each global batch.
+
+    All ranks use the same random order of samples.
 
     Args:
-        num_samples: of the dataset; a last, incomplete global batch is left out.
-        global_batch: samples of all ranks in a step.
-        rows: this rank's rows of each global batch; a rank without any loads one, which is not used.
-        shuffle: draw an order for each epoch.
-        seed: of the order; the same on every rank.
+        num_samples: number of samples of the dataset; an incomplete last global batch is dropped.
+        global_batch: number of samples of a step, over all ranks.
+        rows: this rank's rows of each global batch; a rank without rows loads one sample and ignores it.
+        shuffle: whether to shuffle the samples in each epoch.
+        seed: seed of the order; has to be the same on every rank.
 
-    ``set_epoch`` begins an epoch. ``state_dict`` says how far this one has come; ``load_state_dict`` goes on from there.
+    ``set_epoch`` starts an epoch. ``state_dict`` has the position in the current one, ``load_state_dict`` resumes there.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class GlobalBatchSampler:
         return self.num_samples // self.global_batch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch from its first batch."""
+        """Start an epoch at its first batch."""
         self.epoch, self.batches_done = epoch, 0
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -96,9 +98,9 @@ class GlobalBatchSampler:
         return torch.randperm(self.num_samples, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the run, the same on every rank."""
+        """Position in the run, equal on all ranks."""
         return {"epoch": self.epoch, "batches_done": self.batches_done, "seed": self.seed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a place in a run, of any number of ranks with the same global batch."""
+        """Resume at a position of a run with the same global batch size, on any number of ranks."""
         self.epoch, self.batches_done, self.seed = state["epoch"], state["batches_done"], state["seed"]

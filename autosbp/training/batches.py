@@ -1,4 +1,4 @@
-"""Training batches: this rank's part of each global batch, epoch after epoch, from any place in a run."""
+"""Training batches: this rank's part of each global batch, over epochs, resumable at any step."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Batch = Mapping[str, torch.Tensor]
 
 
 class TrainingBatches:
-    """Batches without end, shuffled anew in each epoch, and the place of training among them.
+    """Endless iterator over batches, reshuffled in each epoch.
 
-    ``state_dict`` holds the samples that were trained: with workers, those loaded are more. It is the same on every rank,
-    and good for any number of ranks.
+    ``state_dict`` counts the batches that were trained, not those that workers have already loaded. It is equal on all
+    ranks and can be loaded on any number of ranks.
 
     Args:
-        model: its plan gives the global batch and this rank's rows.
-        dataset: of dicts with the model's inputs.
-        seed: of the order.
-        workers: processes that load.
+        model: the parallel module, which gives the global batch size and this rank's rows.
+        dataset: dataset whose samples are dicts with the model's inputs.
+        seed: seed of the order of samples.
+        workers: number of worker processes that load samples.
     """
 
     def __init__(self, model: ParallelModule, dataset: Dataset[Any], *, seed: int = 0, workers: int = 0) -> None:
@@ -41,17 +41,17 @@ class TrainingBatches:
                 yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The place in the run."""
+        """Position in the run."""
         return {"samples": self._trained * self._sampler.global_batch, "seed": self._sampler.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a place in a run."""
+        """Resume at a position in a run."""
         self._trained = state["samples"] // self._sampler.global_batch
         self._sampler.seed = state["seed"]
 
 
 def data_loader(dataset: Dataset[Any], sampler: GlobalBatchSampler, device: torch.device, workers: int) -> Any:
-    """torch's loader of a rank's rows."""
+    """A ``DataLoader`` of a rank's rows."""
     return DataLoader(
         dataset,
         batch_sampler=sampler,

@@ -1,8 +1,8 @@
-"""Checkpoints of a training run: saved while training goes on, complete or not there, readable under another plan.
+"""Checkpoints of a training run: saved asynchronously and atomically, loadable under another plan.
 
-``torch.distributed.checkpoint`` writes each rank's shards. A checkpoint is the folder ``step-N``; while it is written it
-is ``step-N.part``, which nothing reads. Parameters, optimizer state and the settings of parameter groups are stored by
-parameter name, so that a run goes on under another plan and on another number of ranks.
+``torch.distributed.checkpoint`` writes each rank's shards. A complete checkpoint is a folder ``step-N``; until it is
+complete, the folder is called ``step-N.part``, which is never read. Parameters, optimizer state and the settings of
+parameter groups are stored by parameter name, so that a run can resume under another plan or number of ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPTIONS = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
 class Stateful(Protocol):
-    """Something with a state that is the same on every rank: a learning rate scheduler, a sampler."""
+    """An object whose state is equal on all ranks, such as a learning rate scheduler or a sampler."""
 
     def state_dict(self) -> Any: ...
 
@@ -40,14 +40,14 @@ class Stateful(Protocol):
 
 
 class Checkpoints:
-    """The checkpoints of one run in a folder that all ranks reach. Create it, and call it, on every rank.
+    """Checkpoints of one run. All ranks have to create it and call its methods.
 
     Args:
-        folder: created if missing.
+        folder: folder that all ranks can access; created if missing.
         model: the parallel module.
-        optimizer: over its parameters.
-        others: a scheduler, a sampler and the like, by name.
-        keep: newest checkpoints that stay; older ones are deleted once a newer one is complete.
+        optimizer: optimizer of the model's parameters.
+        others: other objects to store, such as a scheduler or a sampler, by name.
+        keep: number of newest checkpoints to keep; older ones are deleted once a newer one is complete.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class Checkpoints:
         dist.barrier(self._group)
 
     def save(self, step: int, *, wait: bool = False) -> None:
-        """Save what there is after ``step`` training steps; returns once it is copied, unless ``wait``.
+        """Save the state after ``step`` training steps; returns once it is copied, or with ``wait`` once it is complete.
 
-        A checkpoint still being written is completed first.
+        If an earlier checkpoint is still being written, that is completed first.
         """
         self.wait()
         part = self.folder / f"step-{step}.part"
@@ -86,7 +86,7 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is complete; raises what kept it from being written."""
+        """Wait until the last checkpoint is complete; raises the error if writing it failed."""
         if self._saving is None:
             return
         (step, found), self._saving = self._saving, None
@@ -148,7 +148,7 @@ class Checkpoints:
 
 
 def _copied(state: Any) -> Any:
-    """The state with its tensors copied to the host, so that training may change them."""
+    """A copy of the state on the host, so that training can continue while it is written."""
     if isinstance(state, Mapping):
         return {name: _copied(value) for name, value in state.items()}
     if isinstance(state, DTensor):

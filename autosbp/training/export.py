@@ -35,10 +35,10 @@ _ALIGNMENT = 8
 
 
 def export_safetensors(model: ParallelModule, path: str | Path) -> None:
-    """Write the model's parameters and stored buffers, as its module's ``state_dict`` has them; call it on every rank.
+    """Write the parameters and persistent buffers of the module's ``state_dict`` to a file. Call it on every rank.
 
-    ``from_pretrained`` of transformers and ``safetensors`` read the file. Dtypes are those of the module: float32 for one
-    that trained in mixed precision.
+    ``from_pretrained`` of transformers and ``safetensors`` can read the file. Dtypes are those of the user's module, such
+    as float32 if it was trained in mixed precision.
 
     Raises:
         InputError: the file cannot be written.
@@ -66,7 +66,7 @@ def export_safetensors(model: ParallelModule, path: str | Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Shards:
-    """A tensor of which each rank of a stage has the part ``own``; the ranks of other stages have None."""
+    """A sharded tensor; ``own`` is this rank's part, or None on ranks of other stages."""
 
     own: torch.Tensor | None
     dtype: torch.dtype
@@ -76,7 +76,7 @@ class _Shards:
 
 
 class _Export:
-    """The tensors of a file, in its order. Create it, and run through ``values``, on every rank."""
+    """Tensors of a file, in order. All ranks have to create it and iterate over ``values``."""
 
     def __init__(self, model: ParallelModule) -> None:
         self._model, self._trainer, self._state = model, model.trainer, model.state
@@ -87,7 +87,7 @@ class _Export:
         self._metas = {name: (self._state.dtypes[name], source_shape(each)) for name, each in self._sources.items()}
 
     def header(self) -> bytes:
-        """The file's beginning: length, and JSON with dtype, shape and place of each tensor."""
+        """Header of the file: its length, and JSON with dtype, shape and offsets of each tensor."""
         entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         others = {**self._state.statistics, **self._state.others}
         metas = self._metas | {name: (each.dtype, tuple(each.shape)) for name, each in others.items()}
@@ -100,7 +100,7 @@ class _Export:
         return len(text).to_bytes(8, "little") + text
 
     def values(self) -> Iterator[torch.Tensor]:
-        """Whole tensors on rank 0; the other ranks send their parts, and get empty ones."""
+        """Whole tensors on rank 0; the other ranks send their parts and yield empty tensors."""
         for name, leaves in self._sources.items():
             dtype, shape = self._metas[name]
             whole = torch.empty(shape if dist.get_rank() == 0 else 0, dtype=dtype)
@@ -136,12 +136,12 @@ class _Export:
         return self._trainer.stages
 
     def _stage(self, holds: Callable[[int], bool]) -> int:
-        """The first stage that holds a tensor."""
+        """The first stage that has a tensor."""
         stages = range(self._model.strategy.num_stages)
         return next(stage for stage in stages if holds(stage)) if len(stages) > 1 else 0
 
     def _gathered(self, shards: _Shards) -> torch.Tensor | None:
-        """On rank 0 the whole tensor; of equal parts, one rank sends its own."""
+        """The whole tensor on rank 0; only one of several ranks with the same part sends it."""
         rank, mesh = dist.get_rank(), stage_mesh(self._model.strategy.mesh, shards.stage)
         whole = torch.empty(shards.sizes, dtype=shards.dtype) if rank == 0 else None
         layout = shards.layout or tuple(B for _ in mesh.axes)
@@ -160,7 +160,7 @@ class _Export:
         return whole
 
     def _part(self, shards: _Shards, place: torch.Tensor, sender: int) -> torch.Tensor:
-        """On rank 0 the part of a rank, which may be this one."""
+        """The part of a rank, on rank 0."""
         if sender == 0:
             assert shards.own is not None
             return shards.own

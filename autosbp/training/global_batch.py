@@ -1,4 +1,4 @@
-"""Global batch: a rank's rows at their places in it, for programs that index the whole batch."""
+"""Global batch: places a rank's rows in a tensor of the whole batch, which the rank's programs index."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from autosbp.training.batch_rows import input_rows, own_rows
 
 
 class GlobalBatch:
-    """Checks a rank's batch, and puts its rows where the trainer's programs look for them.
+    """Checks a rank's batch and places its rows where the trainer's programs read them.
 
-    A rank loads the rows ``rows``. Inputs of which some rank reads more, such as labels that count, are gathered from
-    the ranks of the stage. Create it on every rank at once: it makes a process group.
+    A rank loads the rows ``rows``. Inputs of which some rank reads more rows, such as labels that the loss counts, are
+    gathered from all ranks of the stage. All ranks have to create it at the same time, because it makes a process group.
     """
 
     def __init__(self, trainer: Trainer | PipelineTrainer) -> None:
@@ -42,10 +42,10 @@ class GlobalBatch:
         self._group = _stage_group(trainer)
 
     def of(self, batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The batch of the inputs that this rank reads, each [global batch, ...]; rows that it does not read are zeros.
+        """The inputs that this rank reads, each of shape [global batch, ...]; rows that it does not read are zero.
 
         Raises:
-            InputError: an input is missing or unknown, or has neither all samples nor this rank's.
+            InputError: an input is missing or unknown, or has neither all samples nor exactly this rank's.
         """
         unknown = sorted(set(batch) - set(self._known))
         if unknown:

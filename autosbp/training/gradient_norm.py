@@ -1,4 +1,4 @@
-"""Global gradient norm: that of the whole model's gradient, of which every rank holds a part."""
+"""Global norm of the whole model's gradient, which is sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 
 def global_gradient_norm(gradients: Iterable[torch.Tensor], norm_type: float, device: torch.device) -> torch.Tensor:
-    """The norm over all ranks, a scalar on ``device``; a collective of all ranks.
+    """Norm of the gradient over all ranks, a scalar on ``device``. All ranks have to call it.
 
     Args:
-        gradients: this rank's parts; of parts that several ranks hold, one rank gives it.
-        norm_type: p of the p-norm, above 0, ``inf`` for the maximum.
+        gradients: this rank's parts of the gradient; a part that several ranks have is given by one of them.
+        norm_type: p of the p-norm, above 0; ``inf`` for the maximum.
     """
     norms = [torch.linalg.vector_norm(each, norm_type).to(device, torch.float64) for each in gradients]
     if norm_type == inf:

@@ -28,13 +28,13 @@ _LOOPBACK = "127.0.0.1"
 def run_ranks_here(arguments: Sequence[str], num_ranks: int) -> int:
     """Run ``python -m autosbp ARGUMENTS`` as ``num_ranks`` ranks and wait for their end; rank 0's output is shown.
 
-    A rank that fails ends the others. None outlives this process.
+    If a rank fails, the others are ended. All ranks end with this process.
 
     Returns:
-        The exit code of the first rank that failed, else 0.
+        0, or the exit code of the first rank that failed.
 
     Raises:
-        TrialError: a rank was killed, or failed without a code of ours.
+        TrialError: a rank was killed, or failed with an exit code that autosbp does not define.
     """
     os.environ.update(rank_environment(), **{OWNER_VARIABLE: str(os.getpid())})
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -62,7 +62,7 @@ def run_ranks_here(arguments: Sequence[str], num_ranks: int) -> int:
 
 
 def _exit_code(failed: tuple[int, ProcessFailure], folder: Path) -> int:
-    """The exit code of a rank that said itself what was wrong; its words are shown if it is not rank 0."""
+    """Exit code of a rank that reported an error itself; the message is printed here unless it is rank 0's."""
     rank, failure = failed
     said = next((text for path in sorted(folder.rglob(f"{rank}/stderr.log")) if (text := log_tail(path))), "")
     if failure.exitcode == InputError.exit_code:
@@ -81,9 +81,9 @@ def check_devices_here(plan: Plan) -> None:
 
 
 def prepare_rank(plan: Plan) -> None:
-    """In a rank: end when the process ends that ``run_ranks_here`` ran in, and share the cores with the other ranks.
+    """Prepare a rank: it ends with the process that called ``run_ranks_here``, and shares the cores with other ranks.
 
-    A signal to stop ends it at once, even while it waits for others.
+    A stop signal ends it immediately, even while it waits for other ranks.
     """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     owner = os.environ.pop(OWNER_VARIABLE, None)

@@ -1,4 +1,4 @@
-"""Learning rate by step: a linear warm-up, then a constant, linear or cosine course to the last step."""
+"""Learning rate schedule: linear warm-up, then constant, linear or cosine decay until the last step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ COURSES: Mapping[str, Callable[[float], float]] = {
 
 
 def learning_rate(step: int, *, peak: float, course: str, warmup: int, steps: int) -> float:
-    """The rate of step ``step``, the first of which is 1.
+    """Learning rate of a step.
 
     Args:
-        peak: the rate after the warm-up.
+        step: number of the step, from 1.
+        peak: learning rate after the warm-up.
         course: one of ``COURSES``.
-        warmup: steps in which the rate grows linearly.
-        steps: of the whole run.
+        warmup: number of warm-up steps, in which the rate grows linearly.
+        steps: number of steps of the whole run.
     """
     if step <= warmup:
         return peak * step / warmup

@@ -1,4 +1,4 @@
-"""Metrics of a training run: what is measured, and where it is written to."""
+"""Metrics of a training run: their measurement, and writers for console, JSON lines and TensorBoard."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Metrics = Mapping[str, float]
 
 
 class StepMeter:
-    """Measures steps between two reports on this rank.
+    """Measures the steps of this rank between two reports.
 
     Args:
-        device: of the rank.
-        plan: the plan's document, whose model FLOPs and tokens are counted.
+        device: device of the rank.
+        plan: the plan's document, from which model FLOPs and tokens per step are taken.
     """
 
     def __init__(self, device: torch.device, plan: Mapping[str, Any]) -> None:
@@ -37,7 +37,7 @@ class StepMeter:
         self._wait.start()
 
     def begin(self) -> None:
-        """Begin an interval: what took time before it does not count."""
+        """Begin an interval; time before it does not count."""
         self._wait.take_s()
         self._begin_s, self._steps = time.perf_counter(), 0
 
@@ -46,10 +46,9 @@ class StepMeter:
         self._steps += 1
 
     def report(self) -> Metrics:
-        """Metrics per step since ``begin``; a collective of all ranks.
+        """Metrics per step since ``begin``. All ranks have to call it.
 
-        ``step_time_s`` and ``memory_bytes`` (peak) are those of the slowest and the fullest rank,
-        ``exposed_comm_s`` is the mean of all.
+        ``step_time_s`` and ``memory_bytes`` (peak) are maxima over all ranks, ``exposed_comm_s`` is the mean.
         """
         if self._device.type == "cuda":
             torch.cuda.synchronize()
@@ -71,14 +70,14 @@ class StepMeter:
 
 
 def _peak_bytes(device: torch.device) -> int:
-    """Most bytes of tensors on a GPU, of the process elsewhere."""
+    """Peak memory in bytes: of tensors on a GPU, of the process elsewhere."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Writer(Protocol):
-    """Where the metrics of a run go; called on rank 0."""
+    """Destination of a run's metrics; called on rank 0."""
 
     def write(self, step: int, metrics: Metrics) -> None:
         """Write the metrics of a step."""
@@ -88,11 +87,11 @@ class Writer(Protocol):
 
 
 class ConsoleWriter:
-    """One line for people each time, with progress and the time that is left.
+    """Prints a line for each report, with progress and remaining time.
 
     Args:
         say: prints a line.
-        steps: of the whole run.
+        steps: number of steps of the whole run.
     """
 
     def __init__(self, say: Callable[[str], None], steps: int) -> None:
@@ -130,10 +129,10 @@ def _duration(time_s: float) -> str:
 
 
 class JsonLinesWriter:
-    """One JSON object for each step in a file; a number that is not finite is null.
+    """Appends a JSON object for each report to a file; numbers that are not finite become null.
 
     Args:
-        path: of the file. Of a run that goes on, the lines up to ``step`` stay.
+        path: the file. If the run resumes, lines up to ``step`` are kept.
     """
 
     def __init__(self, path: Path, step: int) -> None:
@@ -150,16 +149,16 @@ class JsonLinesWriter:
 
 
 def _lines(path: Path) -> Sequence[str]:
-    """The complete lines of a file: a killed run may leave a part of one."""
+    """Complete lines of a file; a killed run may leave an incomplete last line."""
     text = path.read_text() if path.is_file() else ""
     return text[: text.rfind("\n") + 1].splitlines()
 
 
 class TensorBoardWriter:
-    """Curves for TensorBoard, by torch's own writer.
+    """Writes TensorBoard event files with torch's ``SummaryWriter``.
 
     Raises:
-        InputError: the package tensorboard is missing.
+        InputError: the package tensorboard is not installed.
     """
 
     def __init__(self, folder: Path, step: int) -> None:

@@ -1,4 +1,4 @@
-"""Module state: what the ``state_dict`` of a user's module holds besides the parameters that its loss reads."""
+"""Module state: entries of a module's ``state_dict`` other than the parameters that its loss reads."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from autosbp.graph.to_fx import torch_dtype
 
 @dataclass(frozen=True, slots=True)
 class ModuleState:
-    """State of a module besides the values of the parameters that its loss reads.
+    """State of a module, except the values of the parameters that its loss reads.
 
     Args:
-        dtypes: of these parameters, by their names in the module.
-        statistics: initial running statistics of batch norm layers, which training updates, by name.
-        others: stored buffers, and parameters that the loss does not read, by name; those on the meta device are left out.
+        dtypes: dtypes of the parameters that the loss reads, by their names in the module.
+        statistics: initial running statistics of batch norm layers, by name; training updates them.
+        others: persistent buffers, and parameters that the loss does not read, by name; without those on the meta device.
     """
 
     dtypes: Mapping[str, torch.dtype]
@@ -30,11 +30,11 @@ class ModuleState:
     def of(
         graph: LogicalGraph, module: torch.nn.Module | None, weights: Mapping[str, torch.Tensor] | None
     ) -> ModuleState:
-        """The state of a captured module, with the values of ``weights`` where they have some.
+        """State of a captured module, with values from ``weights`` where these have them.
 
         Args:
-            graph: as captured.
-            module: None where there is only the graph: then there are no others.
+            graph: the captured graph.
+            module: the module; None if only the graph is available, then ``others`` is empty.
         """
         found = {} if module is None else module.state_dict(keep_vars=True)
         dtypes = {leaf.source: torch_dtype(leaf.meta.dtype) for leaf in graph.parameters}
@@ -51,7 +51,7 @@ class ModuleState:
 def _initial_statistics(
     graph: LogicalGraph, module: Mapping[str, torch.Tensor] | None, weights: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Whole running statistics; those that nobody gives are a new layer's. Layers that keep none have none."""
+    """Whole running statistics by name; those without a given value are initialised as in a new layer."""
     found: dict[str, torch.Tensor] = {}
     nodes = {node.name: node for node in graph.nodes}
     for node, layer in batch_norm_layers(graph).items():

@@ -2,7 +2,7 @@
 
 Parameters are DTensors over this rank's shards, so that torch's optimizers, learning rate schedulers, gradient clipping
 and ``torch.distributed.checkpoint`` work on them. A call runs forward and backward of all microbatches, because their
-communication overlaps; ``backward`` of the loss that it returns hands the gradients to the parameters.
+communication overlaps; ``backward`` of the returned loss adds the gradients to ``parameter.grad``.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ def parallelize(
     seed: int = 0,
     compiler: str | None = None,
 ) -> ParallelModule:
-    """The module, trained under a plan by the ranks of ``torchrun``; call it on every rank.
+    """Wrap a module so that it trains under a plan on the ranks of ``torchrun``. Call it on every rank.
 
     Args:
-        module: its first output is the loss. It may be on the meta device, and is not changed.
-        plan: a plan of this module, or its file.
-        example: keyword tensors of a batch, to capture the module with; dim 0 is the batch, at least 2.
-        graph: the module's captured graph, in place of ``example``.
-        weights: initial weights in place of the module's own: a state dict or a ``.safetensors`` file.
-        seed: of dropout, and of parameters on the meta device.
+        module: a module whose first output is the loss. It may be on the meta device, and is not changed.
+        plan: a plan of this module, or a plan file.
+        example: keyword tensors of a batch, with which the module is captured; dim 0 is the batch, at least 2.
+        graph: the captured graph of the module, instead of ``example``.
+        weights: initial weights instead of the module's own: a state dict or a ``.safetensors`` file.
+        seed: seed of dropout, and of parameters on the meta device.
         compiler: ``torch.compile`` backend for the local ops, such as ``inductor``.
 
     Raises:
-        InputError: the plan is of another model or another number of ranks, or a weight is missing.
+        InputError: the plan is of another model or number of ranks, or a weight is missing.
     """
     plan = _read_plan(plan)
     captured = _graph_of(module, plan, example) if graph is None else graph
@@ -78,11 +78,12 @@ def parallelize(
 def parallelize_graph(
     graph: LogicalGraph, plan: Plan, *, weights: Weights | None = None, seed: int = 0
 ) -> ParallelModule:
-    """Like ``parallelize``, for a captured model whose module is not at hand.
+    """Like ``parallelize``, for a captured graph without its module.
 
     Args:
-        graph: as captured.
-        weights: initial ones; without them they are drawn, by the role of each parameter.
+        graph: the captured graph.
+        plan: a plan of this graph, or a plan file.
+        weights: initial weights; if None, they are random, with a distribution chosen by each parameter's role.
     """
     given = None if weights is None else weight_tensors(weights)
     graph, state = _plan_graph(plan, graph), ModuleState.of(graph, None, given)
@@ -113,7 +114,7 @@ def _graph_of(module: torch.nn.Module, plan: Plan, example: Mapping[str, torch.T
 
 
 def _plan_graph(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
-    """The captured graph in the plan's precision, if it is the plan's."""
+    """The captured graph in the plan's precision; refuses a graph that is not the plan's."""
     planned = plan.document["provenance"].get("graph_hash")
     if captured_hash(graph) != planned:
         limit = f"the plan is of graph {planned}: plan this module with inputs of the same shapes"
@@ -155,14 +156,14 @@ def _join_process_group(backend: str) -> None:
 class ParallelModule(torch.nn.Module):
     """One rank of a module that trains under a strategy; see ``parallelize``.
 
-    A batch is the whole global batch, the same on every rank, or on every rank only its rows ``batch_rows`` of it, which
-    ``batch_sampler`` loads. Calls are collective. In training mode with gradients enabled a call also runs backward;
-    otherwise it returns the loss alone, without dropout in evaluation mode.
+    A batch is either the whole global batch on every rank, or on every rank only its own rows (``batch_rows``), which
+    ``batch_sampler`` loads. All ranks have to call the module. In training mode with gradients enabled, a call also runs
+    the backward pass; otherwise it only computes the loss, without dropout in evaluation mode.
 
     Args:
-        graph: with a symbolic batch.
+        graph: the graph with a symbolic batch.
         parameters: whole initial parameters by name, of any dtype.
-        state: of the module, for running statistics and ``export_safetensors``.
+        state: state of the module, for running statistics and ``export_safetensors``.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class ParallelModule(torch.nn.Module):
         """Ends the job if a rank is suspended, dead or unreachable; ``parallelize`` starts it."""
 
     def forward(self, **batch: torch.Tensor) -> torch.Tensor:
-        """The loss of the global batch, the same on every rank."""
+        """Loss of the global batch, equal on all ranks."""
         whole = self._global_batch.of(batch)
         self._shards.copy_to_trainer()
         if not (self.training and torch.is_grad_enabled()):
@@ -224,12 +225,12 @@ class ParallelModule(torch.nn.Module):
     def grad_scaler(self) -> torch.amp.GradScaler:
         """Gradient scaler for plans in float16, used like any ``torch.amp.GradScaler``; with other plans it does nothing.
 
-        All ranks leave out a step if a gradient on one of them is not finite."""
+        All ranks skip a step if a gradient on any rank is not finite."""
         return self.trainer.scaler
 
     @property
     def graph(self) -> LogicalGraph:
-        """The module's graph in the plan's precision, bound at the microbatch."""
+        """The module's graph in the plan's precision, bound at the microbatch size."""
         return self.trainer.graph
 
     @property
@@ -238,13 +239,13 @@ class ParallelModule(torch.nn.Module):
         return self._global_batch.rows
 
     def batch_sampler(self, dataset: Any, *, shuffle: bool = True, seed: int = 0) -> GlobalBatchSampler:
-        """For ``DataLoader(dataset, batch_sampler=...)``: loads this rank's rows of each global batch."""
+        """Batch sampler for ``DataLoader(dataset, batch_sampler=...)`` that loads this rank's rows of each global batch."""
         return GlobalBatchSampler(len(dataset), self.strategy.global_batch, self.batch_rows, shuffle=shuffle, seed=seed)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale the gradients so that their global norm is at most ``max_norm``; returns the norm before. Collective.
+        """Scale the gradients so that their global norm is at most ``max_norm``; returns the norm before scaling.
 
-        Unlike ``torch.nn.utils.clip_grad_norm_``, it covers all pipeline stages."""
+        All ranks have to call it. Unlike ``torch.nn.utils.clip_grad_norm_``, it covers all pipeline stages."""
         if norm_type != inf and not norm_type > 0:
             raise InputError("norm_type", norm_type, "a number above 0 is needed")
         total = global_gradient_norm(self._shards.counted_gradients(), norm_type, self.device)
@@ -253,7 +254,7 @@ class ParallelModule(torch.nn.Module):
         return total
 
     def local(self, name: str) -> torch.Tensor | None:
-        """This rank's part of a parameter or buffer, copied to the host; None if another stage has it."""
+        """A copy of this rank's part of a parameter or buffer on the host; None if only other stages have it."""
         found = {**dict(self.named_parameters()), **dict(self.named_buffers())}.get(name)
         if found is None:
             return None
@@ -261,13 +262,13 @@ class ParallelModule(torch.nn.Module):
         return part.detach().to("cpu", copy=True)
 
     def dtype_of(self, leaf: Parameter) -> torch.dtype:
-        """Dtype in which a parameter is kept: of half-precision ones with master weights, float32."""
+        """Dtype in which a parameter is stored; float32 for half-precision parameters with master weights."""
         dtype = torch_dtype(leaf.meta.dtype)
         return torch.float32 if has_master_weights(self.trainer.graph) and dtype.itemsize == 2 else dtype
 
     @property
     def rng_step(self) -> int:
-        """Number of training calls; seeds dropout, so a run that goes on from a checkpoint sets it."""
+        """Number of training calls. It seeds dropout, so a run that resumes from a checkpoint has to set it."""
         return self.trainer.runtime.step
 
     @rng_step.setter
@@ -276,9 +277,9 @@ class ParallelModule(torch.nn.Module):
 
 
 class _Gradients:
-    """The gradients of one call, until ``backward`` of its loss; the next call's reuse their buffers.
+    """Gradients of one call, kept until ``backward`` of its loss. The next call reuses their buffers.
 
-    They are ``loss_scale`` times those of the loss.
+    They are scaled by ``loss_scale``.
     """
 
     def __init__(self, shards: ShardedParameters, loss_scale: float) -> None:
@@ -286,7 +287,7 @@ class _Gradients:
         self.values = shards.trainer_gradients()
 
     def own(self) -> None:
-        """Copy them out of the trainer's buffers."""
+        """Copy the gradients out of the trainer's buffers."""
         self.values = [None if each is None else each.clone() for each in self.values]
 
     def deliver(self, scale: torch.Tensor) -> None:
@@ -294,7 +295,9 @@ class _Gradients:
 
 
 class _Loss(torch.autograd.Function):
-    """The loss; its backward adds the gradients to the parameters. The first argument requires a gradient, so it is called."""
+    """Autograd function that returns the loss; its backward adds the gradients to the parameters.
+
+    The first argument requires a gradient, so that autograd calls backward."""
 
     @staticmethod
     def forward(ctx: Any, _: torch.Tensor, loss: torch.Tensor, gradients: _Gradients) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Profile of a few steps, by ``torch.profiler``: one Chrome trace of each rank."""
+"""Profile of a few steps with ``torch.profiler``: one Chrome trace per rank."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class StepProfile:
     """Profiles steps ``first`` to ``first + NUM_STEPS - 1`` into ``folder/rank-R.json``, for Perfetto or Chrome.
 
     Args:
-        folder: created if missing.
-        first: None profiles nothing.
+        folder: folder of the traces; created if missing.
+        first: first step to profile; None for no profile.
     """
 
     def __init__(self, folder: Path, first: int | None) -> None:
@@ -27,7 +27,7 @@ class StepProfile:
 
     @contextmanager
     def of(self, step: int) -> Iterator[None]:
-        """Context of a step."""
+        """Context manager for one step."""
         if self._first is None or not self._first <= step < self._first + NUM_STEPS:
             yield
             return
@@ -40,7 +40,7 @@ class StepProfile:
             self.stop()
 
     def stop(self) -> None:
-        """Write what was profiled."""
+        """Write the trace."""
         if self._profiler is None:
             return
         self._profiler.stop()

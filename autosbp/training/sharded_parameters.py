@@ -1,7 +1,7 @@
-"""Sharded parameters: a trainer's local parameters as DTensors of a module, in float32, and their gradients.
+"""Sharded parameters: a trainer's local parameters as float32 DTensors of a module, and their gradients.
 
-The trainer computes with its own tensors. A float32 parameter shares their memory; half-precision ones, and those of
-which the plan keeps optimizer state on the host, are copied to them before each call (master weights).
+The trainer computes with its own tensors. A float32 parameter shares their memory. Half-precision parameters, and those
+with optimizer state on the host, are separate tensors (master weights) that are copied to the trainer's before each call.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ Gradients = list[torch.Tensor | None]
 
 
 class ShardedParameters:
-    """The parameters of a trainer, registered on ``module`` under their own names.
+    """Parameters of a trainer, registered on ``module`` under their own names.
 
-    ``whole`` are the initial ones; master weights keep their digits. Create it on every rank at once: it makes device meshes.
+    ``whole`` are the initial parameters; master weights keep their full precision. All ranks have to create it at the same
+    time, because it makes device meshes.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class ShardedParameters:
         return distributed_tensor(local, self._trainer.strategy.parameters[name], self._shapes[name], self._mesh)
 
     def _gives(self, name: str) -> bool:
-        """Whether this rank gives its part of a parameter to a sum over all ranks: of equal parts, the first does."""
+        """Whether this rank's part of a parameter counts in sums over all ranks: the first of the ranks that have it."""
         strategy, coordinate = self._trainer.strategy, self._trainer.runtime.coordinate
         layout = strategy.parameters[name]
         if any(not sbp.is_split and place for sbp, place in zip(layout, coordinate, strict=True)):
@@ -99,7 +100,7 @@ class ShardedParameters:
 
     @torch.no_grad()
     def own_gradients(self) -> None:
-        """Copy gradients that share the trainer's buffers, which its next pass overwrites."""
+        """Copy gradients that share the trainer's buffers, because the next pass overwrites these."""
         for name in self._trained:
             parameter, local = self._parameters[name], self._trainer.locals[name]
             if parameter.grad is None or local.grad is None:
@@ -109,7 +110,7 @@ class ShardedParameters:
                 parameter.grad = self._distributed(name, own.clone())
 
     def counted_gradients(self) -> Iterator[torch.Tensor]:
-        """This rank's parts of the gradients, such that all ranks' together are each element once."""
+        """This rank's parts of the gradients; over all ranks, each element of the gradients occurs once."""
         for name in self._counted:
             gradient = self._parameters[name].grad
             if gradient is not None:
@@ -130,7 +131,7 @@ class ShardedParameters:
 
 
 def register_statistics(trainer: Trainer | PipelineTrainer, module: torch.nn.Module) -> None:
-    """Register this rank's running statistics on ``module`` under their own names; collective, as it makes device meshes."""
+    """Register this rank's running statistics on ``module`` under their own names. Collective: it makes device meshes."""
     strategy, names = trainer.strategy, batch_norm_layers(trainer.graph)
     mesh = stage_device_mesh(strategy.mesh, strategy.num_stages, trainer.runtime.device.type)
     shapes = {node.name: node.outputs[0].sizes[1:2] for node in trainer.graph.nodes if node.name in names}
@@ -143,13 +144,13 @@ def register_statistics(trainer: Trainer | PipelineTrainer, module: torch.nn.Mod
 
 
 def _register(module: torch.nn.Module, name: str, parameter: torch.nn.Parameter) -> None:
-    """Register a parameter under a dotted name, in modules made for it."""
+    """Register a parameter under a dotted name; creates missing submodules."""
     owner, own = _owner(module, name)
     owner.register_parameter(own, parameter)
 
 
 def _owner(module: torch.nn.Module, name: str) -> tuple[torch.nn.Module, str]:
-    """The module that has a tensor of a dotted name, made if it is missing, and the tensor's own name."""
+    """The submodule for a tensor with a dotted name, created if missing, and the last part of the name."""
     *path, own = name.split(".")
     for part in path:
         if part not in module._modules:

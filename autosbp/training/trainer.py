@@ -1,7 +1,7 @@
-"""Trainer: a whole training run under a plan, for those who write no script of their own.
+"""Trainer: a complete training run under a plan (``autosbp train``).
 
-It is the usual loop around a parallel module: data, forward and backward, clipping, AdamW or SGD, a learning rate schedule,
-evaluation, checkpoints, metrics, profile.
+It is the usual loop around a parallel module: data, forward and backward, gradient clipping, AdamW or SGD, a learning rate
+schedule, evaluation, checkpoints, metrics, profile.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ class TrainerSettings:
     """Settings of a run.
 
     Args:
-        steps: optimizer steps of the whole run, the steps before it was resumed included.
-        learning_rate: the peak.
+        steps: number of optimizer steps of the whole run, including those before it was resumed.
+        learning_rate: peak learning rate.
         schedule: ``cosine``, ``linear`` or ``constant`` after the warm-up (``training.learning_rate``).
-        warmup: steps of linear warm-up.
-        weight_decay: of matrices; biases and norms have none.
-        clip: largest norm of the gradient; ``inf`` leaves it as it is.
-        checkpoint_every: steps between checkpoints; the last step always has one.
-        keep: newest checkpoints that stay.
-        eval_every: steps between evaluations, where there is evaluation data; the last step always has one.
+        warmup: number of linear warm-up steps.
+        weight_decay: weight decay of matrices; biases and norms have none.
+        clip: maximum norm of the gradient; ``inf`` disables clipping.
+        checkpoint_every: steps between checkpoints; there is always one after the last step.
+        keep: number of newest checkpoints to keep.
+        eval_every: steps between evaluations, if there is evaluation data; there is always one after the last step.
         log_every: steps between reports.
-        tensorboard: also write metrics for TensorBoard.
-        profile: first step of a profile; None for none.
-        seed: of initial weights, order of samples and dropout.
-        workers: processes of each rank that load data.
+        tensorboard: whether to also write metrics for TensorBoard.
+        profile: first step to profile; None for no profile.
+        seed: seed of initial weights, order of samples and dropout.
+        workers: number of data loading processes per rank.
     """
 
     steps: int = 1000
@@ -82,25 +82,25 @@ class TrainerSettings:
             raise InputError("profile", self.profile, f"expected a step, 1 to {self.steps}")
 
     def rate(self, step: int) -> float:
-        """Learning rate of a step, the first of which is 1."""
+        """Learning rate of a step, counted from 1."""
         return learning_rate(step, peak=self.learning_rate, course=self.schedule, warmup=self.warmup, steps=self.steps)
 
 
 class Trainer:
-    """One rank of a run. Create it, and call it, on every rank.
+    """One rank of a run. All ranks have to create it and call its methods.
 
     Args:
-        model: made by ``parallelize``.
-        plan: the plan's document, by which model FLOPs and tokens are counted.
-        dataset: samples are dicts with the model's inputs; the same on every rank.
-        folder: of checkpoints and metrics, which all ranks reach.
-        evaluation: samples of the evaluation.
-        resume: go on from the newest checkpoint in the folder; otherwise the folder must have none.
-        say: prints a line for people; called on rank 0.
+        model: the parallel module, made by ``parallelize``.
+        plan: the plan's document, from which model FLOPs and tokens per step are taken.
+        dataset: dataset whose samples are dicts with the model's inputs; equal on all ranks.
+        folder: folder for checkpoints and metrics, which all ranks can access.
+        evaluation: evaluation dataset.
+        resume: whether to resume from the newest checkpoint in the folder; if not, the folder must have none.
+        say: prints a line for users; called on rank 0.
 
     Raises:
-        InputError: a setting is wrong, a data set has less than a global batch, or the folder has checkpoints without
-            ``resume``.
+        InputError: a setting is invalid, a dataset is smaller than a global batch, or the folder has checkpoints but
+            ``resume`` is not set.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Trainer:
             say(f"resumed from step {self.step} in {self.folder}")
 
     def run(self) -> dict[str, float]:
-        """Train to the last step; returns its metrics."""
+        """Train until the last step; returns its metrics."""
         settings, metrics = self.settings, dict[str, float]()
         profile = StepProfile(self.folder / PROFILE_FOLDER, settings.profile)
         self._meter.begin()
@@ -168,7 +168,7 @@ class Trainer:
         return float(torch.stack(losses).mean())
 
     def _train_step(self, batch: Batch) -> dict[str, torch.Tensor | float]:
-        """One optimizer step; the loss and the norm stay on the device."""
+        """Run one optimizer step; the returned loss and gradient norm stay on the device."""
         self.step += 1
         rate = self.settings.rate(self.step)
         for group in self.optimizer.param_groups:
@@ -204,7 +204,7 @@ class Trainer:
 
 
 def _optimizer(model: ParallelModule, settings: TrainerSettings) -> torch.optim.Optimizer:
-    """The plan's optimizer; only parameters of two dims and more decay. A stage may have none."""
+    """The plan's optimizer; only parameters with two or more dims decay. A stage may have no parameters."""
     trained = [each for each in model.parameters() if each.requires_grad]
     groups: list[dict[str, Any]] = [
         {"params": [each for each in trained if each.dim() >= 2], "weight_decay": settings.weight_decay},

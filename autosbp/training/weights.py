@@ -1,4 +1,4 @@
-"""Initial weights of a parallel module, read one tensor at a time so that no rank needs room for all of them."""
+"""Initial weights of a parallel module, read one tensor at a time to limit memory."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Weights = Mapping[str, torch.Tensor] | str | Path
 
 
 class WholeParameters(Mapping[str, torch.Tensor]):
-    """Whole initial parameters of a graph by name, each made when it is read.
+    """Whole initial parameters of a graph by name, created lazily.
 
     Args:
-        graph: its parameters name tensors of the module.
-        tensors: the module's tensors by name.
+        graph: the graph, whose parameters refer to tensors of the module.
+        tensors: tensors of the module by name.
     """
 
     def __init__(self, graph: LogicalGraph, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -47,7 +47,7 @@ class WholeParameters(Mapping[str, torch.Tensor]):
 
 
 class DrawnParameters(Mapping[str, torch.Tensor]):
-    """Whole random parameters of a graph by name, each drawn when it is read; the same on every rank."""
+    """Whole random parameters of a graph by name, created lazily and equal on all ranks."""
 
     def __init__(self, graph: LogicalGraph, seed: int) -> None:
         self._graph, self._seed = graph, seed
@@ -64,19 +64,19 @@ class DrawnParameters(Mapping[str, torch.Tensor]):
 
 
 def module_tensors(module: torch.nn.Module, seed: int) -> Mapping[str, torch.Tensor]:
-    """The module's own parameters by name; ``seed`` is of those on the meta device, the same on every rank."""
+    """Parameters of a module by name; those on the meta device are initialised with ``seed``, equally on all ranks."""
     return _OwnTensors(module, seed)
 
 
 def weight_tensors(weights: Weights) -> Mapping[str, torch.Tensor]:
-    """Tensors by the module's names."""
+    """Tensors by their names in the module."""
     return weights if isinstance(weights, Mapping) else _SafetensorsFile(Path(weights))
 
 
 class _OwnTensors(Mapping[str, torch.Tensor]):
-    """Parameters of a module; those on the meta device are initialised by the module that owns them.
+    """Parameters of a module; those on the meta device are initialised by their submodule.
 
-    A seed for each owner makes the values independent of the order in which they are read.
+    Each submodule has its own seed, so that values do not depend on the order of reading.
     """
 
     def __init__(self, module: torch.nn.Module, seed: int) -> None:
@@ -109,7 +109,7 @@ class _OwnTensors(Mapping[str, torch.Tensor]):
 
 
 def _on_cpu(owner: torch.nn.Module) -> torch.nn.Module:
-    """A copy of a module whose own parameters are empty CPU tensors; the module itself stays on the meta device."""
+    """A copy of a module with uninitialised CPU tensors as its own parameters; the original stays on the meta device."""
     made: torch.nn.Module = owner.__class__.__new__(owner.__class__)
     made.__dict__.update(owner.__dict__)
     made._parameters = {
@@ -120,7 +120,7 @@ def _on_cpu(owner: torch.nn.Module) -> torch.nn.Module:
 
 
 class _SafetensorsFile(Mapping[str, torch.Tensor]):
-    """Tensors of a ``.safetensors`` file, each read when asked for (needs the package ``safetensors``)."""
+    """Tensors of a ``.safetensors`` file, read lazily (needs the package ``safetensors``)."""
 
     def __init__(self, path: Path) -> None:
         try:

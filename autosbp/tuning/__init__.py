@@ -1,1 +1,1 @@
-"""Trial-driven optimization (AutoDist, Algorithm 1): sampled strategies, ranked by a model that learns from their trials."""
+"""Tuning by trials (AutoDist, Algorithm 1): strategies are sampled, ranked by a learned model, and measured on real ranks."""

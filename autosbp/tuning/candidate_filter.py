@@ -1,4 +1,4 @@
-"""Choice of the candidates to try: fidelity of the scores, filter, and diversity (AutoDist, section 2.4)."""
+"""Selection of the candidates to measure: fidelity of the scores, filter and diversity (AutoDist, section 2.4)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from autosbp.tuning.sampler import Proposal
 from autosbp.tuning.strategy_space import Choices
 
 WANTED_ACCURACY = 0.8
-"""Share of pairs ranked right, from which scores are trusted."""
+"""Share of correctly ranked pairs from which scores are trusted."""
 MIN_TRIALS = 6
-"""Trials without which nothing is known about the scores."""
+"""Minimum number of trials for an estimate of ranking accuracy."""
 DIVERSITY = 1.0
-"""Score that a choice is worth that no other candidate of the round has."""
+"""Bonus to the score for each choice that no selected candidate of the round has."""
 
 
 def fidelity_level(earlier: Sequence[float], seconds: Sequence[float], current: Sequence[float]) -> float:
-    """The score below which scores are trusted; -inf if none are.
-
-    It is the highest one for which the recent trials scored below it were ranked right well enough.
+    """Highest score up to which the ranking of recent trials is accurate enough (``WANTED_ACCURACY``).
 
     Args:
-        earlier: scores of recent trials before they ran, which therefore are predictions.
-        seconds: their measured times; infinite for failed ones.
-        current: their scores by the current model, on whose scale the level is.
+        earlier: scores that recent trials had before they ran.
+        seconds: measured step times of these trials; infinite for failed ones.
+        current: scores of these trials by the current model.
+
+    Returns:
+        A score on the scale of ``current``; -inf if no level is accurate enough.
     """
     order = np.argsort(earlier)
     for count in range(len(order), MIN_TRIALS - 1, -1):
@@ -40,14 +41,14 @@ def fidelity_level(earlier: Sequence[float], seconds: Sequence[float], current: 
 
 
 def elite(proposals: Sequence[Proposal], level: float, at_least: int) -> list[Proposal]:
-    """Proposals that score at least ``level``, and the best ``at_least`` anyway; best first."""
+    """Proposals with a score of at least ``level``, but no fewer than the best ``at_least``; best first."""
     ranked = sorted(proposals, key=_score, reverse=True)
     above = sum(_score(each) >= level for each in ranked)
     return ranked[: max(above, at_least)]
 
 
 def diverse(proposals: Sequence[Proposal], count: int) -> list[Proposal]:
-    """``count`` proposals by score and by how many of their choices no earlier one has (Chen et al. 2018, section 5.3)."""
+    """Greedy selection of ``count`` proposals by score plus a bonus for new choices (Chen et al. 2018, section 5.3)."""
     left, chosen, covered = list(proposals), list[Proposal](), set[Hashable]()
     while left and len(chosen) < count:
         best = max(left, key=lambda each: _score(each) + DIVERSITY * len(_choices(each) - covered))
@@ -58,6 +59,7 @@ def diverse(proposals: Sequence[Proposal], count: int) -> list[Proposal]:
 
 
 def scored(proposals: Sequence[Proposal], scores: Sequence[float]) -> list[Proposal]:
+    """The proposals with their scores."""
     return [replace(each, score=score) for each, score in zip(proposals, scores, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""Curves of a search as SVG: best so far, hit rate, and ranking accuracy by phase (AutoDist, Figures 4 and 9)."""
+"""SVG charts of a tuning search: best so far, hit rate, and ranking accuracy by phase (AutoDist, Figures 4 and 9)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _MOST_TICKS = 5
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A named line; None leaves a gap. ``values[i]`` is at x = i + 1."""
+    """A named line of a chart. ``values[i]`` is at x = i + 1; None leaves a gap."""
 
     name: str
     values: Sequence[float | None]
 
 
 def search_charts(summary: Mapping[str, Any]) -> str:
-    """The pictures of one search's ``tuning_summary``, one beside the other."""
+    """All charts of one search side by side; ``summary`` is from ``tuning_summary``."""
     return joined(
         [best_chart([("", summary)]), hit_chart([("", summary)]), accuracy_chart(summary["ranking_accuracy"])]
     )
 
 
 def best_chart(searches: Sequence[tuple[str, Mapping[str, Any]]], title: str = "Best so far") -> str:
-    """Speed of the best strategy so far relative to the best baseline, by trials; one line for each search."""
+    """Speed of the best strategy so far relative to the best baseline, over trials; one line per search."""
     lines = []
     for name, summary in searches:
         base_s = (summary["baseline"] or {}).get("step_time_s")
@@ -38,21 +38,21 @@ def best_chart(searches: Sequence[tuple[str, Mapping[str, Any]]], title: str = "
 
 
 def hit_chart(searches: Sequence[tuple[str, Mapping[str, Any]]], title: str = "Hit rate") -> str:
-    """Share of the proposed strategies that beat the best baseline, by trials; one line for each search."""
+    """Share of proposed strategies that beat the best baseline, over trials; one line per search."""
     return line_chart(
         title, [Series(name, summary["hit_rate"]) for name, summary in searches], "trials", "", highest=1.0
     )
 
 
 def accuracy_chart(phases: Sequence[Mapping[str, Any]], title: str = "Ranking accuracy") -> str:
-    """Share of pairs ranked right by phase, by the model before it saw them and by the cost model."""
+    """Share of correctly ranked pairs by phase, for the ranking model (on trials it had not seen) and the cost model."""
     names = {"model": "ranking model", "cost_model": "cost model"}
     lines = [Series(text, [phase[name] for phase in phases]) for name, text in names.items()]
     return line_chart(title, lines, "phase", "share of pairs", highest=1.0)
 
 
 def line_chart(title: str, series: Sequence[Series], x_text: str, y_text: str, highest: float | None = None) -> str:
-    """An SVG of ``WIDTH`` x ``HEIGHT`` pixels; y begins at 0."""
+    """Line chart as an SVG of ``WIDTH`` x ``HEIGHT`` pixels; the y axis starts at 0."""
     known = [value for each in series for value in each.values if value is not None]
     top = highest or 1.05 * max(known, default=1.0)
     count = max((len(each.values) for each in series), default=1)
@@ -93,7 +93,7 @@ def line_chart(title: str, series: Sequence[Series], x_text: str, y_text: str, h
 
 
 def joined(charts: Sequence[str], columns: int = 3) -> str:
-    """Charts in one SVG, row by row."""
+    """Charts side by side in one SVG, row by row."""
     columns = min(columns, len(charts))
     width, height = columns * WIDTH, -(-len(charts) // columns) * HEIGHT
     placed = "".join(

@@ -1,4 +1,4 @@
-"""Comparison of a plan with its baselines: strategies measured in turn by the same ranks."""
+"""Measured comparison of a plan with its baselines: interleaved trials on the same ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autosbp.tuning.trial_pool import TrialEffort, TrialPool
 from autosbp.utils.json_io import check_integer
 
 PLAN = "plan"
-"""Name of the plan itself among its baselines."""
+"""Name of the plan's own strategy in a comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,13 @@ class MeasuredStrategy:
     """Measurements of one strategy in a comparison.
 
     Args:
-        name: ``plan``, or that of a baseline.
-        predicted_step_time_s: by the plan's cost model.
-        times_s: step times of each round, of the slowest rank.
-        ratio: median over rounds of the median step time by that of the plan in the same round.
+        name: ``plan``, or the name of a baseline.
+        predicted_step_time_s: step time predicted by the plan's cost model.
+        times_s: step times of each round; each is the time of the slowest rank.
+        ratio: step time relative to the plan's: the ratio of the medians in each round, and the median of that over
+            rounds.
         loss_difference: largest relative difference from the losses of one device.
-        collectives_match: whether every rank issued what was predicted, in every round.
+        collectives_match: whether every rank issued the predicted collectives in every round.
     """
 
     name: str
@@ -42,7 +43,7 @@ class MeasuredStrategy:
 
     @property
     def step_time_s(self) -> float:
-        """Median over all rounds."""
+        """Median step time over all rounds."""
         return statistics.median(step for steps in self.times_s for step in steps)
 
     def to_dict(self) -> dict[str, Any]:
@@ -62,21 +63,27 @@ def compare_strategies(
     libraries: Sequence[str] = (),
     log: Callable[[str], None] = lambda _: None,
 ) -> list[MeasuredStrategy]:
-    """Measure a plan and its baselines, the plan first, in one interleaved run.
+    """Measure a plan and its baselines in one interleaved run.
 
-    What disturbs the machine for longer than a round disturbs all strategies, so ratios within rounds are steadier than
-    those of separate trials.
+    A disturbance of the machine that lasts longer than a round affects all strategies alike, so ratios within rounds
+    vary less than ratios of separate trials.
 
     Args:
-        names: of baselines of the plan; by default all that fit in memory. Those that are the plan's own strategy, or
-            each other's, are measured once.
-        rounds: every strategy is built and measured once in each.
-        effort: steps of each measurement; by default at most 10, and 5 s.
+        plan: the plan with its baselines.
+        graph: the plan's graph, as captured.
+        names: names of the baselines to measure; by default all that fit in memory. A baseline that equals the plan's
+            strategy or another baseline is not measured again.
+        rounds: number of rounds; each builds and measures every strategy once.
+        effort: steps of each measurement; by default at most 10 steps and 5 s.
+        log: called with one line of progress before each measurement.
         workdir, launch, libraries, seed: see ``autosbp.api.run_trial``.
 
+    Returns:
+        One entry for each strategy, the plan's first.
+
     Raises:
-        InputError: an unknown name, or too few devices.
-        TrialError: a rank failed or the time ran out; with the end of the log.
+        InputError: a name is unknown, or there are too few devices.
+        TrialError: a rank failed or timed out; the message has the end of the log.
     """
     check_integer("rounds", rounds, 1, 1000)
     strategies = _strategies(plan, names)
@@ -93,8 +100,8 @@ def compare_strategies(
         tf32=plan.precision == TF32,
     ) as pool:
         for at in range(rounds):
-            names_in_turn = [*strategies][:: -1 if at % 2 else 1]  # none always comes after the same one
-            for name in names_in_turn:
+            order = [*strategies][:: -1 if at % 2 else 1]  # so that no strategy always follows the same one
+            for name in order:
                 log(f"round {at + 1} of {rounds}: {name}")
                 results[name].append(pool.measure(strategies[name]))
     return [_summary(plan, name, each, results[PLAN]) for name, each in results.items()]
@@ -116,7 +123,7 @@ def _summary(
 
 
 def _strategies(plan: Plan, names: Sequence[str] | None) -> dict[str, Strategy]:
-    """The plan's strategy, and those of its baselines that are not another's too."""
+    """The plan's strategy and its distinct baselines, by name."""
     entries, stored = plan.document["baselines"], plan.document.get("baseline_strategies", {})
     for name in names or ():
         if name not in stored:

@@ -1,7 +1,7 @@
-"""Features of a strategy for the ranking model: what the cost model predicts, and raw attributes of parameters.
+"""Features of a strategy for the ranking model: predicted costs, and attributes of each parameter.
 
-``z_predefined`` and ``z_raw`` of AutoDist's equation 3. Lengths vary with the model's parameters, not with the mesh:
-layouts count devices by cluster level and kind of split.
+These are ``z_predefined`` and ``z_raw`` of AutoDist's equation 3. The number of features depends on the model's parameters
+but not on the mesh: a layout is encoded by the number of devices at each cluster level and kind of split.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autosbp.search.problem.strategy import used_layouts
 
 Array = NDArray[np.float32]
 LEVELS = 2
-"""Levels told apart: links between the outermost units, and all others."""
+"""Cluster levels that features distinguish: the outermost one, and all others together."""
 EMBEDDING = "aten.embedding.default"
 
 
@@ -34,9 +34,10 @@ class StrategyFeatures:
     """Features of one strategy.
 
     Args:
-        log_step_s: logarithm of the predicted step time.
-        whole: of the strategy (numbers).
-        parameters: one row for each parameter, in the order in which the model reads them.
+        log_step_s: natural logarithm of the predicted step time in seconds.
+        whole: features of the whole strategy; shape (features,).
+        parameters: one row for each parameter, in the order in which the model first reads them; shape (parameters,
+            features).
     """
 
     log_step_s: float
@@ -45,7 +46,7 @@ class StrategyFeatures:
 
 
 class FeatureExtractor:
-    """Features of the strategies of one graph."""
+    """Extracts the features of strategies of one graph."""
 
     def __init__(self, graph: LogicalGraph) -> None:
         self.graph = graph
@@ -60,7 +61,7 @@ class FeatureExtractor:
         self._leaves = {leaf.name: leaf for leaf in graph.parameters}
 
     def extract(self, strategy: Strategy, predicted: Mapping[str, Any]) -> StrategyFeatures:
-        """Features of a strategy with its predicted costs (``Costs.to_dict``)."""
+        """Features of a strategy; ``predicted`` are its costs (``Costs.to_dict``)."""
         used = used_layouts(self.graph, strategy.signatures)
         rows = [self._parameter(name, strategy, used[name]) for name in self._reader if name in used]
         step_s = float(predicted["step_time_s"])
@@ -85,7 +86,7 @@ class FeatureExtractor:
 
 
 def _synchronization(name: str, sync: SyncStrategy | None) -> list[float]:
-    """Kind of synchronizer, shards, two turns, sparse rows, and how many variables share the message."""
+    """Kind of synchronizer, number of shards, whether it is hierarchical or sparse, and parameters per message."""
     one = None if sync is None else sync.parameters.get(name)
     if sync is None or one is None:
         return [0.0] * 5
@@ -118,7 +119,7 @@ def _whole(strategy: Strategy, predicted: Mapping[str, Any], step_s: float) -> S
 
 
 def _split(layout: NdSbp, mesh: Mesh) -> list[float]:
-    """Doublings of devices by level and kind: split in dim 0, split in another dim, partial; the rest replicate."""
+    """log2 of the number of devices by level and kind: split in dim 0, split in another dim, partial."""
     found = np.zeros((LEVELS, 3))
     for sbp, axis in zip(layout, mesh.axes, strict=True):
         kind = (0 if sbp.dim == 0 else 1) if sbp.is_split else 2 if sbp.is_partial else None

@@ -19,11 +19,12 @@ class TuneOptions:
     """Options of tuning.
 
     Args:
-        trials: budget; failed trials count, and so do those that confirm the best ones at the end.
-        minutes: further budget, of this and earlier runs together; None is no limit.
+        trials: maximum number of trials; includes failed ones, and those that confirm the fastest strategies at the
+            end.
+        minutes: maximum duration of this and earlier runs together; None for no limit.
         proposer: a key of ``proposers.PROPOSERS``.
-        seed: of the proposer, of parameters and of batches.
-        effort: of each trial.
+        seed: seed of the proposer, of parameters and of batches.
+        effort: steps and time limits of each trial.
     """
 
     trials: int = 200
@@ -44,7 +45,7 @@ class TuneOptions:
         return {"trials": self.trials, "minutes": self.minutes, **self.resumable()}
 
     def resumable(self) -> dict[str, Any]:
-        """What must be equal for one run to go on with another's trials: all but the budgets."""
+        """The options without the budgets; a run resumes another one only if these are equal."""
         return {"proposer": self.proposer, "seed": self.seed, "effort": self.effort.to_dict()}
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Rank script of a ``TrialPool``: trains under one strategy after another. Reads top to bottom.
+"""Rank script of a ``TrialPool``: trains under one strategy after another.
 
-The launcher provides torchrun's environment:
+The launcher sets torchrun's environment variables:
 
 python -m autosbp.tuning.pool_worker FOLDER
 """
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def requests(folder: Path) -> Iterator[tuple[int, Any]]:
-    """The requests in order, as they come, until the folder has a file ``stop``."""
+    """Numbers and contents of request files, in order, until the folder has a file ``stop``."""
     for number in itertools.count():
         path = folder / f"request-{number}.json"
         while not path.exists():
@@ -100,7 +100,7 @@ class Trials:
         times: list[float] = []
         while len(times) < request["steps"]:
             spent_s = time.perf_counter() - begun
-            if self._all_reduce_any(bool(times) and spent_s >= request["max_s"]):  # all ranks agree, and begin together
+            if self._all_reduce_any(bool(times) and spent_s >= request["max_s"]):  # also synchronizes the ranks
                 break
             started = time.perf_counter()
             losses.append(float(trainer.step(on_device)))
@@ -122,7 +122,7 @@ class Trials:
         }
 
     def _all_reduce_any(self, holds: bool) -> bool:
-        """Whether it holds on any rank."""
+        """Whether ``holds`` is true on any rank."""
         found = torch.tensor(float(holds), device=self.device)
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return bool(found)
@@ -133,7 +133,7 @@ class Trials:
         return self._batches[global_batch]
 
     def _against_reference(self, strategy: Strategy, losses: list[float]) -> dict[str, float]:
-        """Largest relative difference of the losses to those of one device, and their spread over random seeds."""
+        """Largest relative difference from the losses of one device, and the spread of its loss over random seeds."""
         where, room = reference_device(self.graph, strategy.micro_batch, self.device)
         size = reference_batch_size(self.graph, strategy.global_batch, strategy.micro_batch, room)
         key = strategy.global_batch, size, strategy.optimizer

@@ -1,4 +1,4 @@
-"""Ranking accuracy of scores: pairs of strategies whose order is right."""
+"""Ranking accuracy of scores: the share of pairs of strategies in the right order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_RATIO = 1.02
-"""Ratio of two times, below which their order is noise."""
+"""Ratio of two measured times up to which their order counts as noise."""
 
 
 def ordered_pairs(seconds: Sequence[float]) -> NDArray[np.int64]:
@@ -19,11 +19,11 @@ def ordered_pairs(seconds: Sequence[float]) -> NDArray[np.int64]:
 
 
 def ranking_accuracy(scores: Sequence[float], seconds: Sequence[float]) -> float | None:
-    """Share of the pairs whose times differ that are ranked right; None without such a pair.
+    """Share of correctly ranked pairs, of all pairs whose times differ; None if there is no such pair.
 
     Args:
-        scores: higher is faster.
-        seconds: measured; infinite for failed trials.
+        scores: scores of the strategies, higher is faster.
+        seconds: measured step times; infinite for failed trials.
     """
     pairs = ordered_pairs(seconds)
     if not len(pairs):

@@ -1,8 +1,9 @@
-"""A small network that ranks strategies: the simulator of AutoDist's Algorithm 1, trained with a ranking loss.
+"""Neural ranking model: the simulator of AutoDist's Algorithm 1, trained with a pairwise ranking loss.
 
-Its score is the cost model's ranking plus a correction by a recurrent network over the parameters. The correction is zero
-at first, so that the model starts as the cost model. Training on trials also penalises corrections of sampled strategies,
-the less the more trials there are: a few trials alone would spoil the ranking of all others.
+The score is the negative log of the predicted step time plus a correction by a recurrent network over the parameters.
+The correction starts at zero, so the untrained model ranks like the cost model. Training ranks trials by their measured
+times, and penalizes corrections at sampled strategies, the less the more trials there are: without that, a few trials
+spoil the ranking of all other strategies.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ HIDDEN = 24
 LEARNING_RATE = 1e-2
 WEIGHT_DECAY = 1e-3
 SCALE = 10.0
-"""Score of a factor e in time: a difference of 10 % makes a rank likely, one of 50 % nearly sure."""
+"""Difference in score of two strategies whose times differ by a factor of e.
+
+So a difference of 10 % in time makes an order likely, and one of 50 % nearly certain.
+"""
 EPOCHS = 100
 PENALTY = 0.1
-"""Weight of the squared correction of one trial's worth of sampled strategies, in squared units of the score."""
+"""Weight of the variance of the corrections at sampled strategies, divided by the number of trials."""
 
 
 class RankingNetwork(nn.Module):
-    """Score of each strategy of a batch, higher is faster.
+    """Network that scores a batch of n strategies; higher is faster.
 
-    ``forward`` takes predicted log seconds (n), features of the whole (n, w), of parameters (n, p, k), and the number
-    of each strategy's rows (n); it returns scores (n).
+    ``forward`` takes the log of predicted step times (n), features of whole strategies (n, num_whole), features of
+    parameters (n, p, num_parameter) padded to p rows, and the number of rows of each strategy (n). It returns scores (n).
     """
 
     def __init__(self, num_whole: int, num_parameter: int) -> None:
@@ -59,7 +63,7 @@ class RankingNetwork(nn.Module):
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Tensors this small take longer on several threads, much longer on a busy machine."""
+    """Run torch on one thread: for tensors this small, more threads are slower, especially on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -69,11 +73,12 @@ def _one_thread() -> Iterator[None]:
 
 
 class RankingModel:
-    """A ``RankingNetwork`` with its training; deterministic for a seed.
+    """A ``RankingNetwork`` with its optimizer and normalization; deterministic for a seed.
 
     Args:
-        examples: features of sampled strategies, at least one: they set the scale of all features, and their ranking by the
-            cost model is what training departs from.
+        examples: features of sampled strategies, at least one, from which means and standard deviations are taken, and at
+            which corrections are penalized.
+        seed: seed of the initial weights.
     """
 
     def __init__(self, examples: Sequence[StrategyFeatures], seed: int = 0) -> None:
@@ -93,17 +98,22 @@ class RankingModel:
         return copy.deepcopy(self)
 
     def scores(self, features: Sequence[StrategyFeatures]) -> list[float]:
-        """Scores, higher is faster: about -10 for each factor e in time."""
+        """Scores, higher is faster; a strategy that takes e times as long scores about ``SCALE`` lower."""
         if not features:
             return []
         with torch.no_grad():
             return [float(score) for score in self.network(*self._tensors(features))]
 
     def train(self, features: Sequence[StrategyFeatures], seconds: Sequence[float], epochs: int = EPOCHS) -> float:
-        """Train on all pairs of trials whose times differ; the final loss.
+        """Train on all pairs of strategies whose times differ.
 
         Args:
-            seconds: measured step times; infinite for failed trials.
+            features: features of the strategies.
+            seconds: their step times; infinite for failed trials.
+            epochs: number of optimizer steps, each on all pairs.
+
+        Returns:
+            The loss of the last epoch; 0 if no times differ.
         """
         pairs = ordered_pairs(seconds)
         if not len(pairs):
@@ -122,7 +132,7 @@ class RankingModel:
         return float(loss.detach())
 
     def _corrections(self) -> torch.Tensor:
-        """What the network adds to the scores of the examples; a constant changes no ranking."""
+        """The network's corrections at the examples, in units of the score."""
         corrections: torch.Tensor = self.network(*self._examples) + SCALE * self._examples[0]
         return corrections
 

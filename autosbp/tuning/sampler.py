@@ -1,8 +1,8 @@
-"""The guided sampler: random points of a ``StrategySpace``, and mutations of points that did well.
+"""The guided sampler: random points of a ``StrategySpace``, and mutations of the points of fast strategies.
 
-Guided means that a point names only what the search problem does not decide: layouts are the cheapest ones for the
-point, up to its perturbations. So are the paper's constraints (AutoDist section 2.4) met by construction: the buckets
-of gradients are filled evenly, and small parameters are split only where that pays.
+Guided means that layouts are not sampled: they are the cheapest ones for the point's choices and perturbations. This
+also satisfies the constraints of AutoDist's sampler (section 2.4) by construction: gradient buckets are filled evenly, and
+small parameters are split only where that is faster.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from autosbp.tuning.sync_choices import DEFAULT_SYNC
 from autosbp.tuning.trial_store import strategy_id
 
 UNPERTURBED_SHARE = 0.5
-"""Share of random points with the cheapest layouts."""
+"""Share of random points without perturbations."""
 DEFAULT_SYNC_SHARE = 0.5
-"""Share of random points whose gradients are reduced in plain buckets."""
+"""Share of random points whose gradients are all-reduced in default buckets."""
 LAYOUT_MUTATION_SHARE = 0.5
-"""Share of mutations that change the layouts, not a named choice."""
+"""Share of mutations that change the perturbations of layouts, not another choice."""
 MAX_ATTEMPTS = 40
-"""Points tried per candidate, of which many are infeasible or known strategies."""
+"""Maximum number of points drawn per requested strategy; many are infeasible or give known strategies."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A strategy to try.
+    """A strategy to measure.
 
     Args:
         origin, choices, score: see ``trial_store.Trial``.
@@ -47,7 +47,7 @@ class Proposal:
 
 
 class Sampler:
-    """Random feasible strategies of a space. Points are solved once."""
+    """Samples feasible strategies of a space. The strategy of each point is computed once and kept."""
 
     def __init__(self, space: StrategySpace) -> None:
         self.space = space
@@ -56,12 +56,14 @@ class Sampler:
     def sample(
         self, count: int, rng: Random, known: set[str], parents: Sequence[Choices] = (), mutated_share: float = 0.0
     ) -> list[Proposal]:
-        """Up to ``count`` different strategies; fewer if many attempts find no new one.
+        """Up to ``count`` new strategies; fewer if ``MAX_ATTEMPTS`` points for each do not give enough.
 
         Args:
-            known: ids of strategies that do not count as new; gets those of the result.
+            count: number of strategies.
+            rng: source of randomness.
+            known: ids of strategies that are not new; the ids of the returned ones are added.
             parents: points to mutate.
-            mutated_share: share of mutations, if there are parents.
+            mutated_share: share of mutations, if there are parents; the rest are random points.
         """
         found: list[Proposal] = []
         for _ in range(MAX_ATTEMPTS * count):
@@ -93,7 +95,7 @@ class Sampler:
         return Choices(**found, perturbations=seeds)
 
     def mutation(self, parent: Choices, rng: Random) -> Choices:
-        """A point that differs in one named choice, or in one perturbation of the layouts."""
+        """A point that differs from ``parent`` in one choice or in one perturbation."""
         changes = list(_other_values(self.space.domains, parent))
         if not changes or rng.random() < LAYOUT_MUTATION_SHARE:
             seeds = parent.perturbations

@@ -1,10 +1,10 @@
-"""The space that tuning samples: every named choice, and the strategy with the cheapest layouts for it.
+"""The tuning space: points (``Choices``), and the strategy with the cheapest layouts for each.
 
-A point is a ``Choices``: stages and mesh view (with degrees of data and tensor parallelism, or free), microbatch size,
+A point fixes stages and mesh view (with given or free degrees of data and tensor parallelism), microbatch size,
 parameter sharding, activation checkpointing, bucket size, schedule, synchronization of gradients, whether hidden
-communication counts, and perturbations of the layouts. A perturbation adds random seconds to the layouts of some ops
-before the search problem is solved: the layouts of the rest follow, so that every point is a valid strategy, and two
-points with common perturbations have similar layouts.
+communication is free when layouts are chosen, and perturbations. A perturbation adds random seconds to the layouts of
+some ops before the search problem is solved. All layouts are chosen by the solver, so every point is a valid strategy,
+and points that share perturbations have similar layouts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from autosbp.tuning.sync_choices import DEFAULT_SYNC, sync_names, synchronized
 from autosbp.utils.json_io import Fields
 
 MICRO_BATCHES = 4
-"""Number of microbatch sizes per structure, from the largest one that divides evenly."""
+"""Number of microbatch sizes per pipeline structure, largest first."""
 PERTURBED_SHARE = 0.3
-"""Share of the ops whose layouts a perturbation changes the costs of."""
+"""Share of ops whose costs a perturbation changes."""
 AMPLITUDES = (0.1, 5.0)
-"""Least and greatest random seconds of a perturbation, relative to an op's mean costs, boxing included."""
+"""Range of a perturbation's amplitude, relative to the mean cost of an op including boxing."""
 NUM_PERTURBATIONS = 64
 _FOREVER_S = 86_400.0
 
@@ -48,14 +48,14 @@ class Choices:
 
     Args:
         grid: name of stages and mesh view, such as ``2 stages, data 2, tensor 1`` or ``1 stage, n0:2 g0:2``.
-        micro_batch: index among the structure's microbatch sizes, largest first; the last one if there are fewer.
-        storage: parameter sharding: ``as_used``, ``step`` or ``use``.
-        recompute: every repeated block is checkpointed.
-        bucket_bytes: largest gradient bucket and parameter gather.
-        schedule: of pipelines.
-        hides: communication that overlaps with computation counts as hidden, not in full, when layouts are chosen.
+        micro_batch: index into the structure's microbatch sizes, largest first; an index past the end means the last.
+        storage: parameter sharding: ``as_used``, ``step`` (ZeRO-2) or ``use`` (ZeRO-3).
+        recompute: whether every repeated block is checkpointed.
+        bucket_bytes: maximum size of gradient buckets and parameter gathers.
+        schedule: pipeline schedule; ignored without stages.
+        hides: whether communication that overlaps computation is free, not charged in full, when layouts are chosen.
         sync: synchronization strategy, one of ``sync_choices.sync_names``.
-        perturbations: seeds of perturbations of the layouts, in order.
+        perturbations: seeds of the perturbations, applied in order.
     """
 
     grid: str
@@ -85,18 +85,18 @@ class Choices:
 
 
 class StrategySpace:
-    """The points of one plan's search space, and their strategies.
+    """Points of a plan's search space, and their strategies.
 
     Args:
-        graph: as captured, with a symbolic batch.
-        cluster: all its devices are used.
-        calibration: measured on this cluster.
-        options: of the plan; what they fix stays fixed.
+        graph: the captured graph, with a symbolic batch.
+        cluster: the cluster; strategies use all its devices.
+        calibration: a calibration of this cluster, or None.
+        options: options of the plan; the choices that they constrain do not vary.
 
     Attributes:
-        domains: the values of each choice but the perturbations, by name.
+        domains: possible values of each choice except perturbations, by name.
         graph: the graph in the plan's precision.
-        limit_bytes: memory of a device.
+        limit_bytes: memory limit of a device.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class StrategySpace:
         }
 
     def candidate(self, choices: Choices) -> Candidate | None:
-        """The strategy of a point with its predicted costs; None if there is none that fits in memory."""
+        """The strategy of a point with its predicted costs; None if no strategy of the point fits in memory."""
         search, structure = self._planner.search, self._grids[choices.grid]
         sizes = search.context.micro_batches(structure.stages)[:MICRO_BATCHES]
         if not sizes:
@@ -138,7 +138,7 @@ class StrategySpace:
         return None if found is None else self._with_messages(found, choices)
 
     def _with_messages(self, found: Candidate, choices: Choices) -> Candidate | None:
-        """The strategy with the point's bucket size and synchronization; None if it does not fit."""
+        """The strategy with the point's bucket size and synchronization; None if that is invalid or out of memory."""
         strategy = replace(found.strategy, bucket_bytes=choices.bucket_bytes)
         try:
             strategy = synchronized(self.bound(strategy), strategy, self.cluster, choices.sync)
@@ -158,7 +158,7 @@ class StrategySpace:
 
 
 def perturbed(problem: SearchProblem, seeds: tuple[int, ...]) -> SearchProblem:
-    """A problem with other costs of some values. Values with equal costs, as in repeated blocks, keep equal costs."""
+    """The problem with perturbed unary costs. Variables that share a cost table, as in repeated blocks, still share one."""
     unary = {id(costs): costs for costs in problem.unary_s}
     mean_s = _mean_op_s(problem) if seeds else 0.0
     for seed in seeds:
@@ -173,14 +173,17 @@ def perturbed(problem: SearchProblem, seeds: tuple[int, ...]) -> SearchProblem:
 
 
 def _mean_op_s(problem: SearchProblem) -> float:
-    """Mean seconds of a variable's values and of its edges."""
+    """Mean cost of a variable in seconds, including its edges."""
     tables = [*problem.unary_s, *(edge.table for edge in problem.edges)]
     finite = (table[np.isfinite(table)] for table in tables)
     return sum(float(costs.mean()) for costs in finite if costs.size) / problem.num_variables
 
 
 def _grids(planner: Planner) -> Iterator[tuple[str, PipelineStructure]]:
-    """Structures by name: those of the plan's own space, and, unless degrees are given, those of all degrees."""
+    """Pipeline structures by name: those of the plan's search, and one for each pair of data and tensor parallel degrees.
+
+    The latter are left out if the options constrain degrees or pin layouts.
+    """
     taken: dict[str, int] = {}
     for structure in planner.structures():
         axes = " ".join(f"{axis.name}:{axis.size}" for axis in structure.view.axes) or "one device"

@@ -1,4 +1,4 @@
-"""What trials show, as data: the best strategy, best-so-far and hit-rate curves, and the accuracy of the ranking."""
+"""Summary of a tuning search: best strategy, best-so-far and hit-rate curves, and ranking accuracy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from autosbp.tuning.trial_store import Trial
 from autosbp.tuning.tuner import CONFIRMED, baselines, fastest
 
 PHASES = 5
-"""Chronological parts of a search, as in AutoDist's Figure 4."""
+"""Number of equal parts of a search, in order of time, for ranking accuracy (AutoDist, Figure 4)."""
 
 
 def tuning_summary(trials: Sequence[Trial], stopped: str | None = None) -> dict[str, Any]:
-    """Summary of a search, as JSON values; ``stopped`` is why it ended, None while it runs.
+    """Summary of a search as JSON values.
 
-    ``best_so_far_s`` and ``hit_rate`` have an entry for each trial that does not confirm: the fastest step so far (None
-    before one succeeds), and the share of the proposed strategies so far that beat the best baseline (None before one
-    was proposed).
+    ``best_so_far_s`` and ``hit_rate`` have an entry for each trial before the confirming ones: the fastest step time so
+    far (None until a trial has succeeded), and the share of proposed strategies so far that beat the best baseline (None
+    until one was proposed).
+
+    Args:
+        trials: trials of the search, oldest first.
+        stopped: why the search ended; None while it runs.
     """
     first = [trial for trial in trials if trial.origin != CONFIRMED]
     limit, best, baseline = fastest(baselines(first)), fastest(trials), fastest(baselines(trials))
@@ -53,7 +57,7 @@ def trial_row(index: int, trial: Trial) -> dict[str, Any]:
 
 
 def best_so_far(trials: Sequence[Trial]) -> list[float | None]:
-    """Fastest step after each trial; None before one has succeeded."""
+    """Fastest step time in seconds after each trial; None until a trial has succeeded."""
     found, best = list[float | None](), math.inf
     for trial in trials:
         best = min(best, measured_s(trial))
@@ -62,7 +66,7 @@ def best_so_far(trials: Sequence[Trial]) -> list[float | None]:
 
 
 def hit_rate(trials: Sequence[Trial], baseline_s: float) -> list[float | None]:
-    """Share of the proposed strategies after each trial that are faster than ``baseline_s``; None before the first."""
+    """Share of strategies proposed so far that are faster than ``baseline_s``, after each trial; None before the first."""
     found, hits, count = list[float | None](), 0, 0
     for trial in trials:
         if trial.choices is not None:
@@ -73,9 +77,9 @@ def hit_rate(trials: Sequence[Trial], baseline_s: float) -> list[float | None]:
 
 
 def accuracy_by_phase(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Share of pairs ranked right in each phase, by the scores that trials had before they ran, and by the cost model.
+    """Ranking accuracy of the ranking model and of the cost model in each phase of a search.
 
-    The model had not seen these trials: this is its accuracy on held-out data.
+    The ranking model is judged by the scores that trials had before they ran, so this is its accuracy on held-out data.
     """
     proposed = [trial for trial in trials if trial.choices is not None]
     size = -(-len(proposed) // PHASES)
@@ -94,7 +98,7 @@ def accuracy_by_phase(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 
 
 def _shown(trial: Trial | None, trials: Sequence[Trial]) -> dict[str, Any] | None:
-    """The trial's row, under the origin of the strategy's first trial."""
+    """The trial's row, with the origin of the first trial of the same strategy."""
     if trial is None:
         return None
     first = next(each for each in trials if each.strategy_id == trial.strategy_id)

@@ -1,7 +1,7 @@
-"""Synchronization strategies that tuning samples: those of builders, and mixtures of builders chosen for each variable.
+"""Synchronization strategies in the tuning space: one builder for all variables, or a random mixture of three builders.
 
-All are exact. The constraints of AutoDist's sampler (section 2.4) are those of the builders: only large variables are
-partitioned, servers have balanced loads, and messages have about equal numbers of variables.
+All are exact: no lossy compression, no staleness. Builders satisfy the constraints of AutoDist's sampler (section 2.4):
+only large variables are partitioned, servers are balanced, and messages have about equal numbers of variables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from autosbp.program.sync_checks import check_sync, lookup_parameters
 from autosbp.search.sync_builders import BUILDERS, CHUNKED, builder_named, variables
 
 DEFAULT_SYNC = ""
-"""All gradients are reduced in buckets of the strategy's size."""
+"""Name of the default: all gradients are reduced in buckets of the strategy's ``bucket_bytes``."""
 MIXED = "mixed "
 NUM_MIXED = 12
 CHUNKS = (1, 4, 16, 64)
@@ -25,19 +25,21 @@ _LABELS = 2**18  # message labels of each builder in a mixture
 
 
 def sync_names() -> tuple[str, ...]:
-    """All synchronization strategies by name."""
+    """Names of all synchronization strategies in the space."""
     return DEFAULT_SYNC, *BUILDERS, *(f"{MIXED}{seed}" for seed in range(NUM_MIXED))
 
 
 def synchronized(graph: LogicalGraph, strategy: Strategy, cluster: Cluster, name: str) -> Strategy:
-    """The strategy with a synchronization strategy; itself if no gradient is left to synchronize.
+    """The strategy with the named synchronization; unchanged if it has no gradients to synchronize.
 
     Args:
-        graph: bound at the strategy's microbatch size.
+        graph: the graph, bound at the strategy's microbatch size.
+        strategy: the strategy to change.
+        cluster: the cluster, whose nodes builders balance.
         name: one of ``sync_names``.
 
     Raises:
-        InputError: it does not fit the strategy.
+        InputError: the synchronization is not valid for the strategy.
     """
     if name == DEFAULT_SYNC:
         return strategy
@@ -53,7 +55,7 @@ def synchronized(graph: LogicalGraph, strategy: Strategy, cluster: Cluster, name
 
 
 def _mixed(graph: LogicalGraph, strategy: Strategy, cluster: Cluster, rng: Random) -> SyncStrategy:
-    """Small, large and looked-up variables by a builder each, with its own number of variables in a message."""
+    """Random builders and chunk sizes for three kinds of variables: small ones, large ones and embedding tables."""
     names = [rng.choice(sorted(CHUNKED)) for _ in range(3)]
     built = [builder_named(name, rng.choice(CHUNKS))(graph, strategy, cluster) for name in names]
     found = variables(graph, strategy)

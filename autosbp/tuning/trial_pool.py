@@ -1,7 +1,7 @@
-"""Ranks that stay up between trials, so that a trial costs its steps and not a start of torch.
+"""Pool of ranks that keep running between trials, so that a trial costs its steps and no start of torch.
 
-Caller and ranks share a folder: ``request-N.json`` asks for trial N, ``result-N.json`` answers, ``stop`` ends the
-ranks. A file is complete once it has its name.
+Caller and ranks communicate through files in a shared folder: ``request-N.json`` requests trial N, ``result-N.json`` is
+its result, and ``stop`` ends the ranks. Files are renamed to these names once they are complete.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _LIFETIME_S = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class TrialEffort:
-    """Steps of each trial.
+    """Number of steps and time limits of each trial.
 
     Args:
-        steps: timed steps, at most.
-        warmup: untimed steps before them.
-        max_s: seconds of steps, warm-up included, after which no further one starts; one is always timed.
-        timeout_s: seconds after which a trial has failed.
+        steps: maximum number of timed steps.
+        warmup: number of untimed steps before them.
+        max_s: seconds, warm-up included, after which no further step starts; at least one step is timed.
+        timeout_s: seconds after which a trial fails.
     """
 
     steps: int = 5
@@ -59,25 +59,25 @@ class TrialEffort:
 
 
 class TrialPool:
-    """Trials of strategies of one graph, one after another, on ranks that stay up.
+    """Runs trials of one graph's strategies, one after another, on ranks that keep running.
 
         with TrialPool(graph, 4, folder) as pool:
             result = pool.measure(strategy)
 
-    The ranks start with the first trial. Ranks that fail, or hang for longer than ``effort.timeout_s``, are ended, and
-    the next trial starts others.
+    The first trial starts the ranks. If a rank fails, or a trial exceeds ``effort.timeout_s``, all ranks are ended, and the
+    next trial starts new ones.
 
     Args:
-        graph: in the precision of the strategies.
-        num_ranks: devices of every strategy.
-        folder: gets a folder ``start-N`` with the log of each start of the ranks.
+        graph: the graph in the precision of the strategies.
+        num_ranks: number of devices of every strategy.
+        folder: folder for requests, results and logs; each start of the ranks makes a subfolder ``start-N``.
         device_kind: ``cpu`` or ``cuda``.
-        effort: of each trial.
-        seed: of parameters and batches.
-        launch: starts the ranks; all on this machine by default.
+        effort: steps and time limits of each trial.
+        seed: seed of parameters and batches.
+        launch: starts the ranks; by default all on this machine.
         libraries: modules that every rank imports first, because they define the graph's custom ops.
-        tf32, deterministic: as the plan says.
-        cancelled: asked many times a second; True ends a trial and the ranks.
+        tf32, deterministic: settings of the plan.
+        cancelled: polled many times a second; returning True ends the trial and the ranks.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class TrialPool:
         self.graph, self.num_ranks, self.folder, self.effort = graph, num_ranks, folder, effort or TrialEffort()
         self.launch, self.cancelled = launch, cancelled
         self.starts = 0
-        """Number of times that ranks were started."""
+        """Number of subfolders ``start-N`` so far."""
         self._setup = {
             "graph": graph.to_dict(), "seed": seed, "libraries": imported_libraries(graph, libraries), "tf32": tf32,
             "device": device_kind, "deterministic": deterministic,
@@ -119,22 +119,23 @@ class TrialPool:
             ranks.end()
 
     def measure(self, strategy: Strategy) -> dict[str, Any]:
-        """Train under a strategy and measure.
+        """Train under a strategy and measure its steps.
 
         Returns:
-            ``step_time_s`` (median of the slowest rank's), ``times_s``, ``losses``, ``loss_difference`` (to training on
-            one device, relative), ``loss_spread`` (of random ops; 0 without them), ``collectives_match``.
+            ``times_s`` (step times in seconds, of the slowest rank), ``step_time_s`` (their median), ``iqr_s`` (their
+            interquartile range), ``losses``, ``loss_difference`` (largest relative difference from training on one device),
+            ``loss_spread`` (relative spread of the loss over random seeds; 0 without random ops), ``collectives_match``.
 
         Raises:
-            InputError: the strategy does not fit the graph or the ranks; they stay up.
-            UnsupportedError: no runtime runs it; the ranks stay up.
-            TrialError: a rank failed, time ran out, or it was cancelled; with the end of the log.
+            InputError: the strategy does not fit the graph or the number of ranks; the ranks keep running.
+            UnsupportedError: no executor can run the strategy; the ranks keep running.
+            TrialError: a rank failed, or the trial timed out or was cancelled; the message has the end of the log.
         """
         if strategy.num_devices != self.num_ranks:
             raise InputError("strategy", strategy.num_devices, f"expected a strategy for {self.num_ranks} devices")
         check_strategy(self.graph, strategy)
         ranks = self._ranks or self._start()
-        self._ranks = None  # until it has succeeded
+        self._ranks = None  # set again once the trial has succeeded
         try:
             result = ranks.run(strategy, self.effort, self.cancelled)
         except BaseException:
@@ -145,7 +146,7 @@ class TrialPool:
 
     def _start(self) -> _RunningRanks:
         folder = self.folder / f"start-{self.starts}"
-        while folder.exists():  # of an earlier run of the same search
+        while folder.exists():  # left by an earlier run of the same search
             self.starts += 1
             folder = self.folder / f"start-{self.starts}"
         self.starts += 1
@@ -155,7 +156,7 @@ class TrialPool:
 
 
 class _RunningRanks:
-    """One start of the ranks. ``launch`` returns when they have ended, so a thread waits for it."""
+    """One start of the ranks. A thread calls ``launch``, which returns when the ranks have ended."""
 
     def __init__(self, folder: Path, num_ranks: int, launch: Launch) -> None:
         self.folder, self.log_path = folder, folder / "ranks.log"
@@ -175,7 +176,7 @@ class _RunningRanks:
         self._thread.start()
 
     def run(self, strategy: Strategy, effort: TrialEffort, cancelled: Callable[[], bool]) -> dict[str, Any]:
-        """One trial; raises ``TrialError``."""
+        """Run one trial and return its result; raises ``TrialError``."""
         self._wait_for(self.folder / READY, _START_S, cancelled)
         number, self._num_trials = self._num_trials, self._num_trials + 1
         write_atomically(self.folder / f"request-{number}.json", {"strategy": strategy.to_dict(), **effort.to_dict()})
@@ -199,14 +200,14 @@ class _RunningRanks:
             time.sleep(_POLL_S)
 
     def end(self) -> None:
-        """Let idle ranks end; end them if they do not."""
+        """Ask idle ranks to end; end them by force if they do not within ``_END_S``."""
         with suppress(OSError):
             (self.folder / STOP).touch()
         self._thread.join(_END_S)
         self.abort()
 
     def abort(self) -> None:
-        """End the ranks, whatever they do, and wait for their end."""
+        """End the ranks by force and wait until they have ended."""
         self._aborted.set()
         self._thread.join()
 
@@ -216,7 +217,7 @@ def _trial_error(reason: str, log: str) -> TrialError:
 
 
 def write_atomically(path: Path, document: object) -> None:
-    """Write a JSON file that is complete once it has its name."""
+    """Write a JSON file under another name, then rename it to ``path``."""
     draft = path.with_suffix(".draft")
     draft.write_bytes(canonical(document))
     draft.replace(path)

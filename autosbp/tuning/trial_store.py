@@ -1,7 +1,7 @@
-"""Trials of a search as an append-only file, one JSON object a line, so that a search resumes after a crash.
+"""Append-only file of a search's trials (JSON lines), from which the search resumes after a crash.
 
-The first line says what is searched; a later search of the same goes on, one of something else is refused. A line that
-a crash cut short is dropped.
+The first line identifies the search: model, cluster and options. A run with the same first line resumes; any other is
+refused. An incomplete last line, left by a crash, is dropped.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ TRIALS_FILE = "trials.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One strategy that was tried.
+    """One measured strategy.
 
     Args:
-        origin: where it comes from: ``plan``, a baseline, ``sampled``, ``mutated``, ``tpe``, or ``confirmed``: the
-            second trial of a strategy.
-        strategy: what was trained.
-        predicted: its costs by the cost model, as ``Costs.to_dict``.
-        choices: the point of the space; None for a plan and its baselines.
-        score: of the ranking model before the trial, higher is better; None if it ranked nothing.
-        step_time_s: measured median; None if the trial failed.
-        error: why it failed, with the end of the log.
-        measured: the pool's result.
+        origin: where the strategy comes from: ``plan``, the name of a baseline, ``sampled``, ``mutated`` or ``tpe``;
+            ``confirmed`` for the second, longer trial of a strategy.
+        strategy: the strategy as JSON values.
+        predicted: its predicted costs (``Costs.to_dict``).
+        choices: its point in the space; None for the plan and its baselines.
+        score: score by the ranking model before the trial, higher is faster; None if no model ranked it.
+        step_time_s: median of the measured step times; None if the trial failed.
+        error: why the trial failed, with the end of the log; None if it succeeded.
+        measured: result of ``TrialPool.measure``, and ``wall_s``, the seconds that the trial took.
     """
 
     origin: str
@@ -49,7 +49,7 @@ class Trial:
 
     @property
     def strategy_id(self) -> str:
-        """Equal for equal strategies."""
+        """Hash of the strategy."""
         return strategy_id(self.strategy)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,19 +72,19 @@ class Trial:
 
 
 def strategy_id(document: Mapping[str, Any]) -> str:
-    """Equal for the documents of equal strategies."""
+    """Hash of a strategy's JSON document."""
     return digest(document)
 
 
 class TrialStore:
-    """The trials of one search in a folder, which no other process may use at the same time.
+    """Stored trials of one search, in a folder that is locked against other processes.
 
     Args:
-        folder: made if it does not exist.
-        about: what is searched, as JSON values.
+        folder: folder of the search; created if it does not exist.
+        about: identity of the search as JSON values: model, cluster and options.
 
     Raises:
-        InputError: the folder is in use, or has the trials of another search.
+        InputError: another process uses the folder, or it has the trials of another search.
     """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
@@ -145,10 +145,10 @@ class TrialStore:
 
 
 def read_trials(folder: Path) -> list[Trial]:
-    """Trials of a folder, without using it.
+    """Read the trials of a folder without locking it.
 
     Raises:
-        InputError: the folder has none.
+        InputError: the folder has no trials file.
     """
     path = folder / TRIALS_FILE
     try:

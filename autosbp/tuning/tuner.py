@@ -1,8 +1,8 @@
-"""``tune``: the fastest strategy by trials (AutoDist, Algorithm 1).
+"""``tune``: find the fastest strategy by trials (AutoDist, Algorithm 1).
 
-The plan, its baselines and the synchronization builders are tried first, so the result is never slower than they are.
-Then, in rounds, a proposer chooses strategies and learns from their trials. The last trials of the budget try the best
-ones again, with more steps: the fastest of many measurements is partly luck.
+The plan, its baselines and the synchronization builders are measured first, so the result is never slower than these.
+Then, in rounds, a proposer chooses strategies and learns from their trials. The last trials measure the fastest
+strategies again, with more steps, because the fastest of many measurements is partly luck.
 """
 
 from __future__ import annotations
@@ -33,26 +33,33 @@ from autosbp.tuning.trial_store import Trial, TrialStore
 from autosbp.utils.json_io import read_file
 
 ROUND = 8
-"""Trials between two updates of the proposer."""
+"""Number of strategies that the proposer chooses at a time."""
 PLAN, CONFIRMED, DATA_PARALLEL = "plan", "confirmed", "data_parallel"
 FIXED_SHARE = 0.4
 """Share of the budget for the plan, its baselines, and synchronization builders over data parallelism."""
 NUM_CONFIRMED = 4
-"""Trials that confirm: of the best baseline and of the fastest others."""
+"""Number of confirming trials: the best baseline and the fastest other strategies."""
 MAX_CONFIRMED_SHARE = 0.2
-"""Share of the budget up to which trials are confirmed."""
+"""Maximum share of the budget for confirming trials."""
 CONFIRMED_EFFORT = 3
-"""Steps of a trial that confirms, relative to the others."""
+"""Steps of a confirming trial, relative to other trials."""
 MAX_LOSS_DIFFERENCE = 0.05
-"""Relative difference of losses to one device's, above which a trial failed; any precision is well below."""
+"""Relative difference from the losses of one device above which a trial fails; rounding causes far less in any precision."""
 PLAN_FILE = "plan.json"
 SEARCHER = "tuning"
-"""Searcher of a plan whose strategy trials found."""
+"""Value of ``searcher`` in a plan whose strategy comes from tuning."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuningState:
-    """Progress of a search: the trials so far, its budget, and its best and its best baseline's seconds per step."""
+    """Progress of a search.
+
+    Args:
+        num_trials: number of trials so far.
+        budget: maximum number of trials.
+        best_s: fastest measured step time in seconds; infinite if no trial has succeeded.
+        baseline_s: fastest measured step time of a baseline in seconds; infinite if none has succeeded.
+    """
 
     num_trials: int
     budget: int
@@ -62,13 +69,14 @@ class TuningState:
 
 @dataclass(frozen=True, slots=True)
 class TuningResult:
-    """What tuning found.
+    """Result of tuning.
 
     Args:
-        plan: the fastest strategy as a plan; where nothing beats it, the plan of the search without trials.
-        trials: all of them, oldest first.
-        best, baseline: the trials that decide: of the fastest strategy, and of the fastest baseline; None if all failed.
-        stopped: why it ended: ``trials``, ``minutes``, ``bound``, ``no new strategy`` or ``cancelled``.
+        plan: the fastest strategy as a plan; the plan without trials if that is the fastest.
+        trials: all trials, oldest first.
+        best: trial of the fastest strategy (see ``fastest``); None if all failed.
+        baseline: trial of the fastest baseline; None if all failed.
+        stopped: why tuning ended: ``trials``, ``minutes``, ``bound``, ``no new strategy`` or ``cancelled``.
     """
 
     plan: Plan
@@ -82,9 +90,12 @@ class Tuner:
     """One search by trials, see ``tune``.
 
     Args:
-        plan: of the search without trials.
+        plan: the plan without trials.
+        space: the space of strategies.
+        store: the trials so far.
+        pool: runs the trials.
         asked: budgets and proposer.
-        gap_tolerance: relative gap to the plan's bound at which the search ends.
+        gap_tolerance: relative gap to the plan's lower bound at which the search ends.
     """
 
     def __init__(
@@ -103,7 +114,7 @@ class Tuner:
         self.earlier_s = sum(float((trial.measured or {}).get("wall_s", 0.0)) for trial in store.trials)
 
     def run(self, progress: Callable[[TuningState], bool]) -> str:
-        """Try strategies until a budget is used up; the reason why it ended."""
+        """Measure strategies until a budget is used up; returns the reason to stop."""
         reserved = min(NUM_CONFIRMED, int(MAX_CONFIRMED_SHARE * self.asked.trials))
         for proposal in self._proposals():
             stopped = self._stop_reason(self.asked.trials - reserved)
@@ -120,7 +131,7 @@ class Tuner:
         return stopped
 
     def _proposals(self) -> Iterator[Proposal]:
-        """The plan, its baselines and builders, then what the proposer chooses, without what was tried in an earlier run."""
+        """Fixed strategies that no earlier run has measured, then those of the proposer."""
         tried = {trial.strategy_id for trial in self.store.trials}
         for proposal in self._fixed():
             if proposal.strategy_id not in tried:
@@ -130,6 +141,7 @@ class Tuner:
             yield from found
 
     def _fixed(self) -> Iterator[Proposal]:
+        """The plan, its baselines, and synchronization builders over data parallelism."""
         named = {PLAN: self.plan.strategy}
         named |= {name: self.plan.baseline_strategy(name) for name in self.plan.document["baseline_strategies"]}
         for name, strategy in named.items():
@@ -166,7 +178,7 @@ class Tuner:
         self.store.append(self._measured(trial, strategy))
 
     def _measured(self, trial: Trial, strategy: Strategy) -> Trial:
-        """The trial with its measurement, or with the error that ended it."""
+        """The trial with its measurement, or with its error if it failed."""
         began = time.monotonic()
         try:
             result = self.pool.measure(strategy)
@@ -181,7 +193,7 @@ class Tuner:
         return replace(trial, step_time_s=result["step_time_s"], measured=measured)
 
     def _confirm(self, count: int) -> None:
-        """Try the best strategies and the best baseline again, with more steps."""
+        """Measure the fastest strategies and the fastest baseline again, with more steps."""
         done = {trial.strategy_id for trial in self.store.trials if trial.origin == CONFIRMED}
         first = [trial for trial in self.store.trials if trial.origin != CONFIRMED and trial.step_time_s is not None]
         ranked = sorted(first, key=measured_s)
@@ -197,18 +209,18 @@ class Tuner:
 
 
 def confirming(effort: TrialEffort) -> TrialEffort:
-    """The effort of trials that confirm."""
+    """Effort of a confirming trial."""
     return replace(effort, steps=CONFIRMED_EFFORT * effort.steps, max_s=CONFIRMED_EFFORT * effort.max_s)
 
 
 def baselines(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials of fixed strategies that users would otherwise choose."""
+    """Trials of baselines: strategies that are neither the plan's nor a proposer's."""
     names = {trial.strategy_id for trial in trials if trial.choices is None and trial.origin not in (PLAN, CONFIRMED)}
     return [trial for trial in trials if trial.strategy_id in names]
 
 
 def fastest(trials: Sequence[Trial]) -> Trial | None:
-    """The trial that decides: the fastest of those that confirm, if there are any, else of all; None if all failed."""
+    """The fastest confirming trial, or the fastest trial if none is confirming; None if all failed."""
     measured = [trial for trial in trials if trial.step_time_s is not None]
     confirmed = [trial for trial in measured if trial.origin == CONFIRMED]
     return min(confirmed or measured, key=measured_s, default=None)
@@ -227,22 +239,23 @@ def tune(
     progress: Callable[[TuningState], bool] = lambda _: True,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> TuningResult:
-    """The fastest strategy for training ``graph`` on ``cluster``, by trials on real ranks.
+    """Find the fastest strategy for training ``graph`` on ``cluster`` by trials on real ranks.
 
     Args:
-        graph: as captured, with a symbolic batch.
-        cluster: all its devices are used, by one rank each.
-        folder: gets ``trials.jsonl``, ``plan.json`` (the plan without trials) and the ranks' logs. If an earlier run of
-            the same search ended there, this one goes on.
-        calibration, options: of the plan and of the space.
+        graph: the captured graph, with a symbolic batch.
+        cluster: the cluster; every device gets one rank.
+        folder: folder for ``trials.jsonl``, ``plan.json`` (the plan without trials) and logs of ranks. If it has an
+            earlier run of the same search, that run is resumed.
+        calibration: a calibration of the cluster, or None for costs from its description.
+        options: options of the plan, which also constrain the space.
         asked: budgets, proposer, and effort of each trial.
         launch, libraries: see ``run_trial``.
-        progress: called before each trial; False ends the search.
-        cancelled: asked many times a second during a trial; True ends it and the search.
+        progress: called before each trial; returning False ends the search.
+        cancelled: polled many times a second during a trial; returning True ends the trial and the search.
 
     Raises:
-        InputError: the cluster has groups of unlike devices; ``folder`` has another search; or as ``make_plan``.
-        InfeasibleError: as ``make_plan``.
+        InputError: the cluster has groups of unlike devices, ``folder`` has another search, or ``make_plan`` raises it.
+        InfeasibleError: no strategy satisfies the options (see ``make_plan``).
     """
     options, asked = options or PlanOptions(), asked or TuneOptions()
     if cluster.groups:
@@ -273,20 +286,20 @@ def tune(
 
 
 def result_of(plan: Plan, trials: Sequence[Trial], stopped: str) -> TuningResult:
-    """The result of trials."""
+    """Result of a search with these trials; ``plan`` is the plan without trials."""
     best, baseline = fastest(trials), fastest(baselines(trials))
     return TuningResult(plan if best is None else as_plan(plan, best), tuple(trials), best, baseline, stopped)
 
 
 def as_plan(plan: Plan, trial: Trial) -> Plan:
-    """The trial's strategy as a plan; ``plan`` itself if it is that one's."""
+    """The trial's strategy as a plan; ``plan`` itself if it has the same strategy."""
     if trial.strategy == plan.document["strategy"]:
         return plan
     return plan.with_strategy(Strategy.from_dict(trial.strategy), trial.predicted, {"searcher": SEARCHER})
 
 
 def fastest_plans(result: TuningResult, count: int) -> list[Plan]:
-    """The ``count`` fastest different strategies as plans; that of ``result.plan`` first."""
+    """The ``count`` fastest distinct strategies as plans, beginning with ``result.plan``."""
     ranked = sorted((trial for trial in result.trials if trial.step_time_s is not None), key=measured_s)
     different: dict[str, Trial] = {}
     for trial in [*([result.best] if result.best else []), *ranked]:
@@ -297,7 +310,7 @@ def fastest_plans(result: TuningResult, count: int) -> list[Plan]:
 def _plan(
     graph: LogicalGraph, cluster: Cluster, calibration: Calibration | None, options: PlanOptions, folder: Path
 ) -> Plan:
-    """The plan without trials; that of an earlier run if there was one."""
+    """The plan without trials, read from ``folder`` if an earlier run has stored it."""
     path = folder / PLAN_FILE
     if path.exists():
         return Plan.from_dict(read_file(path))

@@ -1,1 +1,1 @@
-"""Exports of winning plans to other trainers, their loss, and the trainers' own parsers."""
+"""Exports of plans to other trainers: loss in step time, and checks by the trainers' own parsers."""

@@ -1,9 +1,9 @@
-"""Exports of winners to other trainers: ``python -m benchmarks.exports [--seconds S] [--check] [--json]``.
+"""Exports of plans to other trainers: ``python -m benchmarks.exports [--seconds S] [--check] [--json]``.
 
-12 models of the zoo on 4 presets are planned; each winner is exported to every trainer, or else the nearest plan that
-the trainer can express, with its loss in step time. ``--check`` runs the trainers' own parsers over all files, in
-environments that ``python -m benchmarks.exports.environments`` makes. Rows are kept in ``-o FILE``; those that it has
-are not computed again, so that the run may be split (``--seconds``).
+Plans 12 models of the zoo on 4 cluster presets, and exports each plan to every trainer. If a trainer cannot express a
+plan, the nearest plan is exported, with its loss in step time. ``--check`` runs the trainers' own parsers over all files,
+in environments that ``python -m benchmarks.exports.environments`` makes. Rows are stored in ``-o FILE``; existing rows are
+not computed again, so that a run can be split (``--seconds``).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PARSERS = {name: (name, f"{name}03") if name == "torchtitan" else (name,) for na
 
 
 def measure(model: str, preset: str) -> dict[str, Any]:
-    """One row: the winner, and its export to each trainer."""
+    """Row of one case: the plan, and its export to each trainer."""
     cluster, graph = load_cluster(preset), capture(f"zoo:{model}")
     options = PlanOptions(global_batch=MODELS[model] * cluster.num_devices, time_limit_s=TIME_LIMIT_S, precision="auto")
     row: dict[str, Any] = {"model": model, "preset": preset}
@@ -65,7 +65,7 @@ def _export(name: str, plan: Plan, graph: LogicalGraph) -> dict[str, Any]:
 
 
 def checked(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Files accepted by each parser whose environment is installed, and the errors of others."""
+    """Number of exports that each installed trainer's parser accepts, and the errors of the others."""
     found: dict[str, dict[str, Any]] = {}
     with TemporaryDirectory() as temporary:
         for trainer, parsers in PARSERS.items():
@@ -96,7 +96,7 @@ def _written(rows: Sequence[Mapping[str, Any]], trainer: str, folder: Path) -> I
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """How many winners export to how many trainers, exactly or with which loss."""
+    """Numbers of plans by the number of trainers that can express them, and losses of the nearest plans."""
     planned = [row["exports"] for row in rows if "exports" in row]
     counts = Counter(sum("loss" in each for each in found.values()) for found in planned)
     losses = {name: sorted(found[name]["loss"] for found in planned if "loss" in found[name]) for name in TRAINERS}

@@ -1,7 +1,7 @@
-"""Virtual environments of the trainers, with torch of this one: ``python -m benchmarks.exports.environments``.
+"""Virtual environments of the trainers, which share this one's torch: ``python -m benchmarks.exports.environments``.
 
-Each trainer has a folder of its own below ``AUTOSBP_TRAINERS`` (by default the user's cache), in which pip installs the
-trainer and what it imports, without its dependencies: torch and numpy come from the environment that runs this.
+Each trainer has its own folder in ``AUTOSBP_TRAINERS`` (by default in the user's cache). pip installs the trainer and the
+packages that it imports there, without other dependencies: torch and NumPy are those of the current environment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def root() -> Path:
 
 
 def python_of(name: str) -> Path:
-    """The interpreter of a trainer's environment, which need not be there."""
+    """Path of the interpreter of a trainer's environment, which may not exist."""
     return root() / name / "bin" / "python"
 
 
@@ -53,7 +53,7 @@ def is_installed(name: str) -> bool:
 
 
 def install(name: str) -> Path:
-    """Make a trainer's environment unless it is there; returns its interpreter."""
+    """Create a trainer's environment unless it exists; returns the path of its interpreter."""
     folder = root() / name
     if is_installed(name):
         return python_of(name)

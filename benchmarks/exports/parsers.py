@@ -1,4 +1,4 @@
-"""The trainers' own parsers over exported files; runs in a trainer's environment, so it imports nothing of autosbp.
+"""Check exported files with a trainer's own parser. Runs in the trainer's environment, so it does not import autosbp.
 
 ``python parsers.py TRAINER FOLDER...``: each folder has one export and a file ``ranks`` with the number of ranks. Prints
 a JSON object: for each folder the error, or "".
@@ -20,7 +20,7 @@ from unittest.mock import MagicMock
 
 
 def stand_in_for_kernels() -> None:
-    """torchtitan imports kernels of experts, which nothing here runs; they need Triton."""
+    """Replace torchtitan's kernels for experts, which it imports but which are not used here; they need Triton."""
     for name in ("models.moe", "distributed.minimal_async_ep"):
         sys.modules.setdefault(f"torchtitan.{name}.kernels", MagicMock())
 

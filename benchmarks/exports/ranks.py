@@ -1,7 +1,7 @@
-"""Ranks that train under an exported configuration; each runs in a trainer's environment and imports nothing of autosbp.
+"""Train with an exported configuration. Runs in a trainer's environment, so it does not import autosbp.
 
-``torchrun --nproc-per-node N ranks.py TRAINER FOLDER``. The model is small and its own; what is tried is that the trainer
-takes the configuration, trains with its degrees, and that the losses are those of one device. Rank 0 writes ``FOLDER/losses``.
+``torchrun --nproc-per-node N ranks.py TRAINER FOLDER``. Checks with a small model that the trainer accepts the
+configuration, trains with its degrees, and gives the losses of one device. Rank 0 writes ``FOLDER/losses``.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def accelerate(folder: Path) -> tuple[list[float], list[float]]:
 
 
 def torchtitan(folder: Path) -> tuple[list[float], list[float]]:
-    """torchtitan's own parallelisation of its Llama 3, on Gloo: its trainer asks for an accelerator."""
+    """torchtitan's parallelisation of its Llama 3 on Gloo, without its trainer, which needs an accelerator."""
     import torchtitan.tools.utils as tools
 
     stand_in_for_kernels()

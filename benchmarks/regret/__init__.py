@@ -1,1 +1,1 @@
-"""Regret: is a plan ever slower than a strategy that constraints could have named?"""
+"""Regret: slowdown of plans against strategies that constraints can express."""

@@ -1,11 +1,10 @@
-"""Plans against strategies that constraints can name: ``python -m benchmarks.regret [CASE ...] [--seconds S] [OPTIONS]``.
+"""Plans against constrained strategies: ``python -m benchmarks.regret [CASE ...] [--seconds S] [OPTIONS]``.
 
-Other options: ``--before FILE``, ``--json``. Twelve models of the zoo on seven clusters, and some more cases, are
-planned without constraints. Each plan is compared with strategies that constraints can name (stages x data x tensor x
-storage x recomputation x microbatch), costed by the same cost model, as many as fit into ``--seconds`` per case. A
-plan's regret is its relative slowdown against the fastest of these. ``--before`` is a file of JSON lines with the
-strategies that another release planned for the same cases (``case``, ``strategy``); they are costed with the current
-cost model, too.
+Other options: ``--before FILE``, ``--json``. Plans twelve models of the zoo on seven clusters, and some more cases,
+without constraints. Each plan is compared with strategies that constraints can express (stages x data x tensor x storage
+x recomputation x microbatch size), costed by the same cost model, for ``--seconds`` per case. The regret of a plan is its
+relative slowdown against the fastest of these. ``--before`` is a file of JSON lines (``case``, ``strategy``) with the
+strategies that another release planned for the same cases; they are costed with the current cost model, too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Strategies that constraints can name: stages x data x tensor x storage x recomputation x microbatch.
+"""Strategies that constraints can express: stages x data x tensor x storage x recomputation x microbatch size.
 
-Each has the cheapest layouts, once assuming that communication overlaps with computation, and once that it does not.
+Each has the cheapest layouts under one of two assumptions: communication overlaps computation, or it does not.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from benchmarks.regret._cases import Case
 
 STAGES, TENSOR = (1, 2, 4, 8, 12), (1, 2, 4, 6, 8, 16)
 MICRO_BATCHES = 3
-"""Number of microbatch sizes per structure, from the largest one that divides evenly."""
+"""Number of microbatch sizes per pipeline structure, largest first."""
 FOREVER_S = 86_400.0
 
 
 @dataclass(frozen=True)
 class ConstrainedStrategy:
-    """A strategy that fits in memory, and its name by constraints."""
+    """A strategy that fits in memory, named by its constraints."""
 
     name: str
     strategy: Strategy
@@ -39,9 +39,9 @@ class ConstrainedStrategy:
 
 
 def constrained_strategies(case: Case, graph: LogicalGraph, limit_s: float) -> tuple[list[ConstrainedStrategy], int]:
-    """Strategies that fit in memory, and the number tried, within ``limit_s`` seconds.
+    """Strategies that fit in memory, and the number of points tried within ``limit_s`` seconds.
 
-    The order of trying is random, seeded by the case's name.
+    Points are tried in random order, seeded by the case's name.
     """
     cluster = load_cluster(case.cluster)
     options = PlanOptions(

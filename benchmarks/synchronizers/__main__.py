@@ -3,10 +3,10 @@
     python -m benchmarks.synchronizers [MODEL@CLUSTER ...] [--json] [-o FILE]
     python -m benchmarks.synchronizers --ddp [--json]
 
-Every builder x number of variables in a message trains alternately on an emulated cluster, whose links are really slow
-(root only), after a calibration of it; a step takes as long as its slowest rank. With ``-o``, results of an earlier run
-in that file stay, but those of the same cases. ``--ddp`` compares with torch's DistributedDataParallel at its own
-settings, step by step.
+Calibrates an emulated cluster with slow links (root only), and trains on it with every builder and number of variables per
+message, in alternating steps; the time of a step is that of its slowest rank. With ``-o``, results of earlier runs in the
+file are kept, except those of the same cases. ``--ddp`` instead compares with torch's DistributedDataParallel at its
+default settings, step by step.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ FACTORS = {
     "sparse rows": ("sparse_all_gather", "all_reduce"),
     "sparse rows of servers": ("parallax", "all_reduce"),
 }
-"""Pairs whose ratio of measured step times says what a kernel brings: below 1 it wins. Of a builder, its fastest chunk."""
+"""Pairs of builders to compare by the ratio of measured step times, with the fastest chunk of each; below 1 the first wins."""
 
 
 def factors(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """The ratios of ``FACTORS`` whose builders ran."""
+    """Ratios of the pairs in ``FACTORS`` of which both builders ran."""
 
     def least_s(name: str) -> float | None:
         times = [row["measured_s"] for row in rows if name in (row["strategy"], row["strategy"].split()[0])]
@@ -103,7 +103,7 @@ def compare(
 
 
 def show(result: dict[str, Any]) -> None:
-    """Print one case: strategies from the fastest one."""
+    """Print the strategies of one case, fastest first."""
     print(
         f"{result['model']}@{result['cluster']}: fastest {result['winner']}, predicted {result['predicted_winner']}, "
         f"{result['regret']:.1%} slower; Kendall tau {result['kendall_tau']:.2f}, error median {result['median_error']:.0%}; "
@@ -117,7 +117,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def against_ddp(pairs: int) -> list[dict[str, Any]]:
-    """Rows of ``benchmarks.lowering`` for the builder ``ddp``, whose messages are DistributedDataParallel's."""
+    """Rows of ``benchmarks.lowering`` for the builder ``ddp``, which uses DistributedDataParallel's buckets."""
     cases = []
     for name in lowering.MODELS:
         told = lowering.case("ddp", name)
@@ -151,9 +151,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("cases", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(everything)}")
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="timed steps of each strategy")
-    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="for a calibration")
+    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="time budget of a calibration")
     parser.add_argument("--ddp", action="store_true", help="compare with torch's DistributedDataParallel instead")
-    parser.add_argument("--pairs", type=int, default=15, metavar="N", help="of --ddp")
+    parser.add_argument(
+        "--pairs", type=int, default=15, metavar="N", help="with --ddp: number of measured pairs of steps"
+    )
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="add the results to this JSON file")
     arguments = parser.parse_args()

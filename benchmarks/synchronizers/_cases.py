@@ -27,7 +27,7 @@ ROWS, WIDTH = 5_000, 32
 
 
 class Recommender(nn.Module):
-    """Users and items as rows of two large embeddings, then a small MLP (He et al. 2017: neural collaborative filtering)."""
+    """Neural collaborative filtering (He et al. 2017): two large embeddings of users and items, then a small MLP."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ def _recommender() -> LogicalGraph:
 
 
 def _dense() -> LogicalGraph:
-    """The dense end of VGG (Simonyan and Zisserman 2015), 28 times smaller in each width."""
+    """The dense layers at the end of VGG (Simonyan and Zisserman 2015), 28 times narrower."""
     sizes = (896, 256, 256, 64)
     inputs = {"x": torch.zeros(4, sizes[0]), "labels": torch.zeros(4, dtype=torch.long)}
     return capture_module(MLP(sizes), inputs, name="vgg", input_high={"labels": sizes[-1]})
@@ -60,7 +60,7 @@ def _gpt2() -> LogicalGraph:
 
 
 MODELS: Mapping[str, Case] = {"ncf": Case(_recommender, 256), "vgg": Case(_dense, 128), "gpt2": Case(_gpt2, 8)}
-"""Each has about 300,000 parameters, so that a step over slow links takes a fraction of a second."""
+"""Models with about 300,000 parameters each, so that a step over slow links takes a fraction of a second."""
 
 
 def replica_op_keys(graph: LogicalGraph, batch: int, replicas: int) -> list[str]:
@@ -70,7 +70,7 @@ def replica_op_keys(graph: LogicalGraph, batch: int, replicas: int) -> list[str]
 
 
 def strategies(graph: LogicalGraph, cluster: Cluster, batch: int) -> Iterator[tuple[str, Strategy]]:
-    """The default buckets and every builder x number of variables in a message, each different strategy once."""
+    """The default buckets, and every builder with every number of variables per message, without duplicates."""
     nodes, inside = (level.count for level in cluster.levels)
     plain = data_parallel_on(graph, f"emulated:{nodes}x{inside}", batch)
     yield "default", plain

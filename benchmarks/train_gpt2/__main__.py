@@ -1,9 +1,9 @@
 """GPT-2 on the plays of Shakespeare: ``python -m benchmarks.train_gpt2 [CASE...] [--json] [-o FILE.json] [--chart FILE.svg]``.
 
-Trains ``examples/train_gpt2.py``'s model 300 steps on one device by a loop of plain PyTorch, and by ``autosbp train`` on 4
-ranks under three plans. The run on the grid is killed (SIGKILL) twice and goes on; from one of its checkpoints, another
-goes on on 2 ranks. All see the same samples in the same order, in float32. With names of cases, only these run, and the
-others are taken from FILE.json and from the folder of runs.
+Trains the model of ``examples/train_gpt2.py`` for 300 steps: on one device with a plain PyTorch loop, and with ``autosbp
+train`` on 4 ranks under three plans. The run on the data x tensor grid is killed (SIGKILL) twice and resumed; another run
+resumes from one of its checkpoints on 2 ranks. All use the same samples in the same order, in float32. With names of
+cases, only these run, and the others are read from FILE.json and the folder of runs.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class Case:
     """A run under a plan.
 
     Args:
-        cluster: with one rank for each device.
+        cluster: cluster of the plan, with one rank per device.
         killed_at: steps after which the run is killed.
-        start: the case from whose checkpoint of step ``RESUMED_AT`` this one begins; "" for its own beginning.
+        start: case whose checkpoint of step ``RESUMED_AT`` this one resumes from; "" to start at step 0.
     """
 
     cluster: str
@@ -62,7 +62,7 @@ CASES: Mapping[str, Case] = {
 
 
 def on_one_device(settings: TrainerSettings) -> Losses:
-    """Losses of a loop of plain PyTorch with the same model, data, optimizer and learning rates."""
+    """Losses of a plain PyTorch loop with the same model, data, optimizer and learning rates."""
     torch.manual_seed(settings.seed)
     module, example = factory()
     dataset = load_dataset([str(TEXT)], capture_module(module, example, name="gpt2", check=False), module)
@@ -90,7 +90,7 @@ def on_one_device(settings: TrainerSettings) -> Losses:
 
 
 def under_a_plan(name: str, case: Case, folder: Path) -> dict[str, Any]:
-    """The case's losses by step, and seconds of a step."""
+    """Losses of a case by step, and seconds per step."""
     own = folder / name
     own.mkdir(parents=True, exist_ok=True)
     plan = own / "plan.json"
@@ -141,7 +141,7 @@ def _lines(folder: Path) -> list[dict[str, Any]]:
 
 @dataclass(slots=True)
 class Result:
-    """Losses of all cases, as the benchmark's file has them."""
+    """Losses of all cases, in the form of the benchmark's file."""
 
     cases: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -172,7 +172,7 @@ def _earlier(path: Path | None) -> Result:
 
 
 def run(names: Sequence[str], folder: Path, output: Path | None) -> dict[str, Any]:
-    """Run these cases, or all; returns the document of all that are known."""
+    """Run these cases, or all; returns the document with all known cases."""
     result = _earlier(output) if names else Result()
     for name in names or (ONE_DEVICE, *CASES):
         begin_s = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Loss curves as SVG: all cases over steps, and below them their relative differences from one device."""
+"""SVG of loss curves: losses of all cases over steps, and below, their relative differences from one device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DASHES = ("", "9 3", "2 4", "6 6", "")
 
 
 def chart(cases: Mapping[str, Mapping[str, Any]]) -> str:
-    """The first case is one device: the broad line beneath the others."""
+    """Draw the chart. The first case is one device, drawn as a broad line below the others."""
     curves = {name: {int(step): loss for step, loss in case["losses"].items()} for name, case in cases.items()}
     wanted = next(iter(curves.values()))
     steps = max(wanted)

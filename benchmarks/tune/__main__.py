@@ -1,8 +1,8 @@
 """Tuning by trials on emulated clusters: ``python -m benchmarks.tune [MODEL@CLUSTER ...] [--json]`` (root only).
 
-Each pair is calibrated once. Then every proposer (the ranking model, guided random sampling, Optuna's TPE) has the same
-number of trials, which begin with the same fixed strategies: baselines and synchronization builders. Trials are kept in
-``--folder``; a later run goes on there, and ``--seconds`` ends one early.
+Each pair is calibrated once. Then every proposer (the ranking model, guided random sampling, Optuna's TPE) gets the same
+number of trials, of which the first ones measure the same fixed strategies: baselines and synchronization builders. Trials
+are stored in ``--folder``, where a later run resumes; ``--seconds`` ends a run early.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from benchmarks.tune._accuracy import accuracy_by_trials
 from benchmarks.tune._cases import CALIBRATION_S, EFFORT, OP_S, PAIRS, PROPOSERS, Pair, pair_named
 
 LIMITS = {"speedup": 1.2, "pairs_above": 2, "least_speedup": 1.0}
-"""Aims: this speedup over the best fixed strategy on this many pairs, and never slower."""
+"""Targets: this speedup over the best fixed strategy on this number of pairs, and never slower."""
 
 
 class Clock:
-    """Ends tuning when its seconds are over."""
+    """Progress callback that ends tuning after a number of seconds."""
 
     def __init__(self, seconds: float) -> None:
         self.end = time.monotonic() + seconds
@@ -46,7 +46,7 @@ class Clock:
 
 
 def calibrated(pair: Pair, nodes: EmulatedCluster, folder: Path) -> Calibration:
-    """The pair's calibration; that of an earlier run if there was one."""
+    """The pair's calibration, read from the folder if an earlier run has stored it."""
     path = folder / "calibration.json"
     if not path.exists():
         print(f"{pair.name}: calibrating", flush=True)
@@ -60,7 +60,7 @@ def calibrated(pair: Pair, nodes: EmulatedCluster, folder: Path) -> Calibration:
 
 
 def run(pair: Pair, proposers: Sequence[str], trials: int, folder: Path, clock: Clock) -> bool:
-    """Tune with each proposer; whether all trials are done."""
+    """Tune with each proposer; returns whether all trials are done."""
     with EmulatedCluster(pair.shape.nodes, pair.shape.ranks_per_node, pair.shape.rate_mbit) as nodes:
         calibration = calibrated(pair, nodes, folder)
         for name in proposers:
@@ -78,7 +78,7 @@ def run(pair: Pair, proposers: Sequence[str], trials: int, folder: Path, clock: 
 
 
 def report(pair: Pair, folder: Path) -> dict[str, Any]:
-    """What the trials of a pair show."""
+    """Summary of a pair's trials."""
     searches = {}
     for name in PROPOSERS:
         if (folder / name).exists():
@@ -120,7 +120,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def chart(results: Sequence[dict[str, Any]]) -> str:
-    """A row of three pictures for each pair."""
+    """SVG with a row of three charts for each pair."""
     found = []
     for result in results:
         searches = list(result["searches"].items())
@@ -140,14 +140,16 @@ def _phases(result: dict[str, Any]) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("pairs", nargs="*", metavar="MODEL@CLUSTER", help=f"by default {' '.join(PAIRS)}")
-    parser.add_argument("--trials", type=int, default=200, metavar="N", help="of each proposer")
-    parser.add_argument("--proposer", action="append", choices=PROPOSERS, help="by default all")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="keep trials there, and go on with those there")
+    parser.add_argument("--trials", type=int, default=200, metavar="N", help="number of trials of each proposer")
+    parser.add_argument(
+        "--proposer", action="append", choices=PROPOSERS, help="run only this proposer; repeatable; by default all"
+    )
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="folder of trials, where a run resumes")
     parser.add_argument("--seconds", type=float, default=86_400.0, metavar="S", help="end after this time")
-    parser.add_argument("--report", action="store_true", help="measure nothing: report the trials of --folder")
+    parser.add_argument("--report", action="store_true", help="only report the trials of --folder, without measuring")
     parser.add_argument("--json", action="store_true", help="end in one JSON line")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the JSON")
-    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the curves")
+    parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="write charts")
     arguments = parser.parse_args()
     try:
         pairs = [pair_named(name) for name in arguments.pairs or PAIRS]

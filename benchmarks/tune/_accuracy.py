@@ -1,4 +1,4 @@
-"""AutoDist's Figure 4: ranking accuracy on trials of another search, by the number of trials that the model has seen."""
+"""Ranking accuracy on the trials of another search, by the number of training trials (AutoDist, Figure 4)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ NUM_SAMPLES = 64
 
 
 def accuracy_by_trials(space: StrategySpace, seen: Sequence[Trial], held_out: Sequence[Trial]) -> list[dict[str, Any]]:
-    """Accuracy on ``held_out`` after each fifth of ``seen``, in all and by bucket of performance, fastest last.
+    """Accuracy on ``held_out`` after training on each fifth of ``seen``: overall, and by bucket of speed, fastest last.
 
-    The first entry is of the cost model's ranking, before any trial. Held-out strategies that were seen do not count.
+    The first entry is the cost model's ranking, before any trial. Strategies in ``seen`` do not count as held out.
     """
     known = {trial.strategy_id for trial in seen}
     tests = [trial for trial in held_out if trial.choices is not None and trial.strategy_id not in known]

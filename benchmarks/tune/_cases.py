@@ -15,14 +15,14 @@ CLUSTERS: Mapping[str, Shape] = {
     "4x1": Shape(4, 1, 200.0),
     "2x2-slow": Shape(2, 2, 50.0),
 }
-"""Nodes x ranks with links of 200 Mbit/s, or of 50."""
+"""Emulated clusters: nodes x ranks, with links of 200 or 50 Mbit/s."""
 PAIRS = ("mlp@2x2", "vgg-head@4x1", "gpt2@2x2")
 PROPOSERS = ("ranked", "random", "tpe")
 BASELINES = ("data_parallel", "zero1", "zero2", "zero3", "fsdp2", "megatron", "megatron_sp", "megatron_lm")
-"""Fixed strategies, besides those of the synchronization builders."""
+"""Baselines to measure, in addition to the synchronization builders."""
 EFFORT = TrialEffort(steps=3, warmup=1, max_s=1.0, timeout_s=30.0)
 CALIBRATION_S, OP_S = 60.0, 0.02
-"""Budget of a calibration, and of one direction of an op, in seconds."""
+"""Time budgets in seconds: of a calibration, and of the forward or backward pass of one op."""
 
 
 @dataclass(frozen=True)

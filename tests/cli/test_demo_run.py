@@ -22,7 +22,7 @@ def test_the_demo_runs_to_its_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     for row in ("autosbp", *DEFAULT_BASELINES):
         assert row in shown
     assert "issued collectives equal predicted collectives on every rank: yes" in shown
-    assert "where data parallelism does not do" in shown and "measured in turn" in shown
+    assert "a model for which data parallelism is slow" in shown and "interleaved trials" in shown
     plan = Plan.from_dict(json.loads((tmp_path / "plan.json").read_text()))
     same = baselines_equal_to_plan(plan.document, ("autosbp", *DEFAULT_BASELINES))
     assert same == [name for name in DEFAULT_BASELINES if plan.baseline_strategy(name) == plan.strategy]

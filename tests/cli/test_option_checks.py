@@ -52,7 +52,7 @@ CASES: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (
         ("export", "{plan}", "--to", "dtensor", "--calibration", "c.json"),
         "calibration: 'c.json'",
-        "dtensor uses no costs",
+        "not used with --to dtensor",
     ),
     (("export", "{plan}", "--to", "dtensor", "--seq-len", "8"), "seq_len: 8", "requires --model hf:CONFIG"),
     ((*TRIAL, "--launcher", "emulated", *NOWHERE), "launcher: 'emulated'", "omit this or --server"),

@@ -18,14 +18,14 @@ Logs and progress go to standard error. With `--json`, a command prints one JSON
 
 | code | meaning |
 | --- | --- |
-| 0 | done |
+| 0 | success |
 | 1 | a gate failed (`trial`), or a worker is not healthy (`work --check`) |
-| 2 | wrong use or bad input: the message names the field, the value and the limit |
-| 3 | infeasible: no strategy meets the constraints; the message names a smallest set that conflicts |
+| 2 | wrong usage or bad input: the message names the field, the value and the limit |
+| 3 | infeasible: no strategy meets the constraints; the message names a minimal conflicting set |
 | 4 | a trial or a calibration failed |
-| 5 | no service: it cannot be reached, it refuses, or another process holds its place |
+| 5 | service error: it cannot be reached, it refuses the request, or another process already uses its data |
 | 129, 130, 143 | ended by SIGHUP, SIGINT or SIGTERM |
-| 141 | nobody reads the output any more (SIGPIPE) |
+| 141 | the reader of the output has closed it (SIGPIPE) |
 """
 
 

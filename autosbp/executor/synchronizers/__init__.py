@@ -1,7 +1,8 @@
-"""Kernels of synchronization strategies (AutoDist section 2.3): one for each gradient message that is not one all-reduce.
+"""Kernels of synchronization strategies (AutoDist section 2.3), for gradient messages that are not a single all-reduce.
 
-The kernels of a rank run one after another on its communication thread, in the order of the gradient buckets, beside
-backward. Their groups are their own, so that they need no order with the program's collectives.
+The kernels of a rank run one after another on its communication thread, in the order of the gradient buckets, while
+the backward pass continues. They have their own process groups, so they need no fixed order relative to the
+program's collectives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""All-reduce of one message: over its axes in turn, and with a compressor."""
+"""All-reduce of one message: hierarchical, or with a compressor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from autosbp.program.gradient_messages import Message
 
 
 def all_reduce(flat: torch.Tensor, message: Message, transport: Transport) -> None:
-    """Sum flat tensors of all replicas in place: reduce-scatter over each part of the order but the last, and back."""
+    """Sum the flat tensors of all replicas in place, phase by phase of ``message.order``.
+
+    Each phase but the last is a reduce-scatter, the last one an all-reduce; all-gathers follow in reverse order.
+    """
     *outer, last = message.order
     count = flat.numel()
     part = flat
@@ -32,7 +35,7 @@ def all_reduce(flat: torch.Tensor, message: Message, transport: Transport) -> No
 
 
 class AllReduceKernel(Kernel):
-    """The sum on every replica, which all apply."""
+    """Sums gradients on every replica; every replica runs the optimizer."""
 
     def __init__(self, message: Message, parameters: Mapping[str, torch.Tensor], transport: Transport) -> None:
         super().__init__(message, transport)

@@ -1,4 +1,4 @@
-"""The contract of a kernel: the synchronization of one gradient message in every step."""
+"""Contract of a kernel, which synchronizes one gradient message in every step."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from autosbp.program.gradient_messages import Message
 
 
 class Kernel(ABC):
-    """One message on one rank. ``reduce`` and ``update`` run on the communication thread, the others on the program's.
+    """Synchronization of one message on one rank.
 
-    A step calls ``fill`` and ``reduce`` when the message's gradients are complete, ``deliver`` when all reductions of
-    the step are, then ``update`` and ``install``. Steps may overlap: ``reduce`` and ``update`` of up to
-    ``message.sync.staleness`` steps may be outstanding, in order, when ``fill`` is called.
+    ``reduce`` and ``update`` run on the communication thread, the other methods on the main thread. A step calls
+    ``fill`` and ``reduce`` once the gradients of the message are complete, ``deliver`` once all reductions of the step
+    are complete, and then ``update`` and ``install``. Steps may overlap: when ``fill`` is called, ``reduce`` and
+    ``update`` of up to ``message.sync.staleness`` earlier steps may be pending; they run in order.
     """
 
     def __init__(self, message: Message, transport: Transport) -> None:
@@ -21,18 +22,18 @@ class Kernel(ABC):
 
     @abstractmethod
     def fill(self) -> None:
-        """Take the step's gradients from the parameters."""
+        """Copy the step's gradients from the parameters."""
 
     @abstractmethod
     def reduce(self) -> None:
-        """Sum them over the replicas, as far as the message's synchronizer does."""
+        """Sum the gradients over the replicas: on every replica, or at the servers."""
 
     @abstractmethod
     def deliver(self) -> None:
-        """Give the parameters their complete gradients, unless a server applies them."""
+        """Set the summed gradients of the parameters, unless a server applies them."""
 
     def update(self) -> None:  # noqa: B027 - most messages have no server
-        """Apply gradients at the server and send new values."""
+        """Apply the gradients at the servers and send the new values."""
 
     def install(self) -> None:  # noqa: B027 - most messages have no server
-        """Give the parameters their new values."""
+        """Copy the new values to the parameters."""

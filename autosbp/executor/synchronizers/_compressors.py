@@ -1,7 +1,7 @@
 """Compressors: lossy sums of gradients over replicas, with error feedback (Karimireddy et al. 2019).
 
-Torch's communication hooks (``torch.distributed.algorithms.ddp_comm_hooks``) have the same encodings. They do not fit
-here: they average, issue collectives that nobody records, and take DistributedDataParallel's own buckets.
+PyTorch's communication hooks (``torch.distributed.algorithms.ddp_comm_hooks``) have the same encodings but cannot be used
+here: they average instead of summing, their collectives are not recorded, and they need DistributedDataParallel's buckets.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Sum = Callable[[torch.Tensor], None]
 
 
 class Compressor(ABC):
-    """Sums of one message, by the ``options`` of its strategy.
+    """Lossy sum of one message over the replicas.
 
-    What it loses on this replica is added to the replica's next gradient.
+    With ``options.error_feedback``, the compression error of this replica is added to its next gradient.
     """
 
     def __init__(self, options: Options) -> None:
@@ -32,7 +32,7 @@ class Compressor(ABC):
         self._residual: torch.Tensor | None = None
 
     def sum(self, flat: torch.Tensor, add: Sum) -> None:
-        """Replace ``flat`` by an approximation of its sum over the replicas; ``add`` sums tensors exactly."""
+        """Replace ``flat`` by its approximate sum over the replicas; ``add`` is the exact sum of a flat tensor."""
         if self.options.error_feedback and self._residual is not None:
             flat.add_(self._residual)
         given = flat.clone() if self.options.error_feedback else flat
@@ -42,18 +42,18 @@ class Compressor(ABC):
 
     @abstractmethod
     def _sum(self, flat: torch.Tensor, add: Sum) -> torch.Tensor:
-        """Replace ``flat`` by the sum; returns what this replica contributed to it."""
+        """Replace ``flat`` by the approximate sum; returns this replica's contribution to it."""
 
 
 class HalfPrecision(Compressor):
-    """Rounds to 16 bits, in which the sum is computed."""
+    """Rounds gradients to 16 bits and sums them in 16 bits."""
 
     @property
     def dtype(self) -> torch.dtype:
         return HALF[self.options.name]
 
     def encode(self, flat: torch.Tensor) -> torch.Tensor:
-        """The rounded message of this replica; what it loses is kept for the next one."""
+        """The rounded message of this replica; with error feedback, the rounding error is kept for the next one."""
         if self.options.error_feedback and self._residual is not None:
             flat.add_(self._residual)
         rounded = flat.to(self.dtype)
@@ -70,9 +70,10 @@ class HalfPrecision(Compressor):
 
 
 class PowerSgd(Compressor):
-    """Rank-r factors of matrices by one power iteration from the previous step's (Vogels et al. 2019, algorithm 1).
+    """PowerSGD: rank-r factors by one power iteration that starts from those of the last step.
 
-    A shard is a matrix of its first dim by all others; one whose factors would be no smaller is summed exactly.
+    See Vogels et al. 2019, algorithm 1. A shard is viewed as a matrix (first dim, all other dims); if its factors would
+    not be smaller than the matrix, it is summed exactly.
     """
 
     def __init__(self, options: Options, message: Message) -> None:
@@ -106,7 +107,7 @@ class PowerSgd(Compressor):
         return sent
 
     def _right(self, at: int, matrix: torch.Tensor, rank: int) -> torch.Tensor:
-        """Orthogonal right factor, the same on every replica."""
+        """Orthonormal right factor of a matrix, equal on all replicas; random in the first step."""
         right = self._rights[at]
         if right is None:
             generator = torch.Generator().manual_seed(at)
@@ -116,7 +117,7 @@ class PowerSgd(Compressor):
 
 
 def _summed(tensors: list[torch.Tensor], add: Sum) -> list[torch.Tensor]:
-    """Sums over the replicas, in one message."""
+    """Sums of several tensors over the replicas, in one message."""
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     add(flat)
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
@@ -124,7 +125,7 @@ def _summed(tensors: list[torch.Tensor], add: Sum) -> list[torch.Tensor]:
 
 
 class TopK(Compressor):
-    """Indices and values of the largest elements of each replica, gathered and summed."""
+    """Gathers the indices and values of each replica's largest elements and sums them."""
 
     def __init__(self, options: Options, message: Message, transport: Transport) -> None:
         super().__init__(options)
@@ -141,7 +142,7 @@ class TopK(Compressor):
 
 
 def make_compressor(message: Message, transport: Transport) -> Compressor | None:
-    """The message's compressor, if it has one."""
+    """The message's compressor, or None."""
     options = message.sync.compressor
     if options is None:
         return None

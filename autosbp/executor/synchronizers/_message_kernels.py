@@ -1,4 +1,4 @@
-"""All kernels of one program's gradient messages, on the rank's communication thread."""
+"""The kernels of one program's gradient messages, run on the rank's communication thread."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from autosbp.sbp.mesh import Mesh
 
 
 class MessageKernels:
-    """Kernels by bucket; those of several programs of a rank share its thread.
+    """Kernels of one program, by index of the gradient bucket.
 
     Args:
         flow: the program's parameter flow.
-        parameters: this rank's part of each, by name.
-        mesh, rank, groups: of the stage.
-        make_optimizer: of parameter servers; None if the caller steps all parameters itself.
+        parameters: this rank's local parameters, by name.
+        mesh, rank, groups: mesh of the stage, this rank in it, and this process's groups.
+        thread: communication thread, shared by all programs of the rank.
+        make_optimizer: makes the optimizer of a parameter server; None if the caller's optimizer steps all parameters.
     """
 
     def __init__(
@@ -51,22 +52,22 @@ class MessageKernels:
 
     @property
     def served(self) -> Iterator[tuple[int, Kernel]]:
-        """Messages with servers that apply gradients."""
+        """Indices and kernels of the messages whose gradients are applied by servers."""
         return ((at, kernel) for at, kernel in self.kernels.items() if kernel.message.is_served)
 
     @property
     def served_names(self) -> frozenset[str]:
-        """Parameters that servers step."""
+        """Names of the parameters that servers update."""
         return frozenset(shard.name for _, kernel in self.served for shard in kernel.message.shards)
 
     def issue(self, at: int) -> None:
-        """Reduce a message, whose gradients are complete."""
+        """Start the reduction of bucket ``at``, whose gradients are complete."""
         kernel = self.kernels[at]
         kernel.fill()
         self._reducing[at] = self._thread.submit(kernel.reduce)
 
     def deliver(self) -> None:
-        """Wait for the step's reductions, but those that may lag, and give the parameters their gradients."""
+        """Wait for the step's reductions, except stale ones, and set the gradients of the parameters."""
         for at, reducing in self._reducing.items():
             if not self.kernels[at].message.sync.staleness:
                 reducing.result()
@@ -74,12 +75,12 @@ class MessageKernels:
         self._reducing.clear()
 
     def update(self) -> None:
-        """Have the servers apply the step's gradients and send new values."""
+        """Start the servers' updates: apply the step's gradients and send the new values."""
         for at, kernel in self.served:
             self._updating[at].append(self._thread.submit(kernel.update))
 
     def install(self) -> None:
-        """Wait for the new values that are due, and give them to the parameters."""
+        """Wait for the new values that are due in this step, and copy them to the parameters."""
         for at, kernel in self.served:
             versions = self._updating[at]
             if len(versions) > kernel.message.sync.staleness:
@@ -87,7 +88,7 @@ class MessageKernels:
                 kernel.install()
 
     def take_issued(self) -> tuple[list[IssuedCollective], list[IssuedCollective]]:
-        """Reductions and updates since the last call, once the thread has done all its work."""
+        """Collectives of reductions and of updates since the last call; waits until the thread is idle."""
         self._thread.drain()
         reductions, updates = list[IssuedCollective](), list[IssuedCollective]()
         for kernel in self.kernels.values():

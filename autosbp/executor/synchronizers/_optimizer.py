@@ -1,4 +1,4 @@
-"""The optimizer of a rank some of whose parameters are stepped by parameter servers."""
+"""Optimizer of a rank if parameter servers update some of its parameters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autosbp.executor.synchronizers._parameter_server import ParameterServerKern
 
 
 class SynchronizedOptimizer:
-    """Steps the rank's own parameters beside the servers' steps, then takes the servers' values.
+    """Steps the rank's own parameters while servers update theirs, then installs the servers' new values.
 
     Args:
         own: optimizer of the parameters without a server.
-        programs: kernels of the rank's programs.
+        programs: kernels of each of the rank's programs.
     """
 
     def __init__(self, own: Any, programs: Sequence[MessageKernels]) -> None:
@@ -24,7 +24,7 @@ class SynchronizedOptimizer:
 
     @property
     def state(self) -> Mapping[torch.Tensor, Any]:
-        """State by parameter, with that of the shards that this rank serves."""
+        """Optimizer state by parameter, including the shards for which this rank is the server."""
         servers = [
             server.optimizer
             for program in self.programs
@@ -39,7 +39,7 @@ class SynchronizedOptimizer:
         self.own.zero_grad(set_to_none=set_to_none)
 
     def step(self) -> None:
-        """One step of all parameters."""
+        """Update all parameters once."""
         for program in self.programs:
             program.update()
         self.own.step()

@@ -1,9 +1,8 @@
-"""Parameter server: gradients are summed at a destination, applied there, and the new values are sent to all replicas.
+"""Parameter server: a destination sums and applies the gradients, and sends the new values to all replicas.
 
-Bounded staleness is a matter of versions and credits. Each step's message is a version. The server applies versions in
-order; a replica goes on to its next step with up to ``staleness`` of its own versions not yet installed, and waits for
-the oldest one when these credits are used up. Every replica installs version t - ``staleness`` at the end of step t, so
-that the result does not depend on timing.
+Bounded staleness: the message of each step is a version, and the server applies versions in order. A replica may have up
+to ``staleness`` versions in flight and then waits for the oldest one. Every replica installs version t - ``staleness``
+at the end of step t, so that the result does not depend on timing.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MakeOptimizer = Callable[[list[torch.Tensor]], Any]
 
 
 class Served:
-    """The shards of one server in flat buffers."""
+    """Shards of one server, and their flat messages."""
 
     def __init__(self, shards: Sequence[Shard], parameters: Mapping[str, torch.Tensor]) -> None:
         self.shards = list(shards)
@@ -36,7 +35,7 @@ class Served:
         self._sizes = [shard.num_elements for shard in shards]
 
     def gradients(self) -> torch.Tensor:
-        """A new flat message of the replica's gradients; a missing one is zeros."""
+        """A new flat tensor with this replica's gradients; zeros for parameters without one."""
         parts = [
             part_of(parameter.grad, shard).reshape(-1).to(self.dtype)
             if parameter.grad is not None
@@ -46,23 +45,23 @@ class Served:
         return torch.cat(parts) if len(parts) > 1 else parts[0].clone()
 
     def values(self) -> torch.Tensor:
-        """A new flat message of the parameters' values."""
+        """A new flat tensor with the values of the parameters."""
         pairs = zip(self.shards, self.parameters, strict=True)
         return torch.cat([part_of(parameter.detach(), shard).reshape(-1) for shard, parameter in pairs])
 
     def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """The shards' places in a flat message."""
+        """Views of the shards in a flat tensor."""
         pieces = torch.split(flat, self._sizes)
         return [piece.view(shard.shape) for piece, shard in zip(pieces, self.shards, strict=True)]
 
     def install(self, flat: torch.Tensor) -> None:
-        """Copy values to the parameters."""
+        """Copy new values to the parameters."""
         with torch.no_grad():
             for shard, parameter, view in zip(self.shards, self.parameters, self.views(flat), strict=True):
                 part_of(parameter, shard).copy_(view)
 
     def set_gradients(self, flat: torch.Tensor) -> None:
-        """Copy sums to the parameters' gradients."""
+        """Copy summed gradients to ``parameter.grad``."""
         for shard, parameter, view in zip(self.shards, self.parameters, self.views(flat), strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter, dtype=self.dtype)
@@ -70,7 +69,7 @@ class Served:
 
 
 class _Server:
-    """Values and optimizer of the shards that this rank serves."""
+    """Values and optimizer of the shards for which this rank is the server."""
 
     def __init__(self, served: Served, make_optimizer: MakeOptimizer) -> None:
         self.values = served.values()
@@ -80,18 +79,24 @@ class _Server:
         self._served, self.optimizer = served, make_optimizer(self._views)
 
     def apply(self, total: torch.Tensor) -> None:
-        """One step of the optimizer with these gradients."""
+        """Step the optimizer with these summed gradients."""
         for view, gradient in zip(self._views, self._served.views(total), strict=True):
             view.grad = gradient
         self.optimizer.step()
 
 
 class ParameterServerKernel(Kernel):
-    """Push, apply, pull.
+    """Push gradients to the servers, apply them there, pull the new values.
 
     Args:
-        make_optimizer: of the servers' shards; None if the caller steps all parameters itself on every replica: then
-            the sums of the gradients are sent back in place of new values, and there is no staleness.
+        message: the gradient message.
+        parameters: this rank's local parameters, by name.
+        transport: communication of the message.
+        make_optimizer: makes the optimizer of a server's shards; None if the caller's optimizer steps all parameters on
+            every replica: then servers send back summed gradients instead of new values.
+
+    Raises:
+        InputError: the message is stale, and there is no ``make_optimizer``.
     """
 
     def __init__(
@@ -141,7 +146,7 @@ class ParameterServerKernel(Kernel):
             self._send_back(self._reduced.popleft(), width)
 
     def _encoded(self, at: int, call: MessageCall, total: torch.Tensor) -> torch.Tensor:
-        """What this rank sends of a server's message; the root of a push sends, and so loses, nothing."""
+        """This rank's encoded message to a server; the root of a push sends nothing, so it has no compression error."""
         if not self._compressors:
             return total
         compressor = self._compressors[at]

@@ -1,7 +1,7 @@
-"""Sparse gradients: rows that are not zero travel as indices and values, by all-gather or through servers.
+"""Sparse gradients: non-zero rows are sent as indices and values, by all-gather or through servers.
 
-Each replica sends its rows of one round, at most ``sparse_rows`` of each shard; if a batch touches more rows than that
-on any replica, all of them take further rounds.
+In a round, each replica sends at most ``sparse_rows`` rows of each shard. If a batch touches more rows than that on any
+replica, all replicas take more rounds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from autosbp.plan.synchronizers import ALL_REDUCE
 from autosbp.program.gradient_messages import PULL, PUSH, Message, MessageCall
 
 Rows = Sequence[torch.Tensor]
-"""Indices of the rows of each shard that are not zero, ascending."""
+"""Indices of the non-zero rows of each shard, ascending."""
 
 
 class SparseKernel(Kernel):
-    """Sum of sparse gradients on every replica."""
+    """Sums sparse gradients on every replica; every replica runs the optimizer."""
 
     def __init__(self, message: Message, parameters: Mapping[str, torch.Tensor], transport: Transport) -> None:
         super().__init__(message, transport)
@@ -55,7 +55,7 @@ class SparseKernel(Kernel):
         self._gradients = []
 
     def _rounds(self, rows: Rows, capacities: Sequence[int]) -> int:
-        """Rounds that the fullest replica needs."""
+        """Number of rounds: enough for the replica with the most non-zero rows."""
         counts = torch.tensor([own.numel() for own in rows], dtype=torch.int64, device=rows[0].device)
         self.transport.all_reduce(counts, self.message.axes, dist.ReduceOp.MAX)
         found: list[int] = counts.tolist()
@@ -69,7 +69,7 @@ class SparseKernel(Kernel):
             _add(self._gradients, one, other, capacities)
 
     def _through_servers(self, rows: Rows, capacities: Sequence[int], rounds: int) -> None:
-        """Servers sum the rows of all replicas, and send back the rows that are not zero."""
+        """Sum the rows of all replicas at the servers, which send back the non-zero rows."""
         message = self.message
         places = [
             [at for at, shard in enumerate(message.shards) if shard.destination == destination]
@@ -113,7 +113,7 @@ class SparseKernel(Kernel):
                     )
 
     def _exchange(self, kind: str, sent: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Push or pull indices and values, two messages for each server."""
+        """Push or pull indices and values: two messages for each server."""
         axes = self.message.axes
         messages = [
             (MessageCall(kind, tensor.numel() * tensor.element_size(), axes, destination), tensor)
@@ -127,21 +127,21 @@ class SparseKernel(Kernel):
 
 
 def nonzero_rows(gradient: torch.Tensor) -> torch.Tensor:
-    """Indices of the rows with an element that is not zero."""
+    """Indices of the rows with a non-zero element."""
     return (gradient != 0).flatten(1).any(1).nonzero().squeeze(1)
 
 
 def _chosen(
     places: Sequence[int], gradients: Sequence[torch.Tensor], rows: Rows, capacities: Sequence[int]
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[int]]:
-    """Gradients, rows and capacities of some shards."""
+    """Gradients, rows and capacities of the shards at ``places``."""
     return [gradients[at] for at in places], [rows[at] for at in places], [capacities[at] for at in places]
 
 
 def _encode(
     gradients: Sequence[torch.Tensor], rows: Rows, capacities: Sequence[int], at: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Flat indices and values of round ``at``; index -1 and values of 0 fill what a round has left."""
+    """Flat indices and values of round ``at``, padded with index -1 and value 0."""
     indices, values = _empty(gradients, rows, capacities)
     places = torch.split(indices, list(capacities))
     parts = torch.split(
@@ -157,7 +157,7 @@ def _encode(
 def _empty(
     gradients: Sequence[torch.Tensor], rows: Rows, capacities: Sequence[int]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Room for indices, all -1, and values of a round."""
+    """Empty buffers of a round: indices, all -1, and values, all 0."""
     elements = sum(count * prod(each.shape[1:]) for count, each in zip(capacities, gradients, strict=True))
     indices = torch.full((sum(capacities),), -1, dtype=torch.int32, device=rows[0].device)
     return indices, gradients[0].new_zeros(elements)
@@ -166,7 +166,7 @@ def _empty(
 def _add(
     gradients: Sequence[torch.Tensor], indices: torch.Tensor, values: torch.Tensor, capacities: Sequence[int]
 ) -> None:
-    """Add a round of one replica, or a server, to the gradients."""
+    """Add the rows of a round, from one replica or server, to the gradients."""
     places = torch.split(indices, list(capacities))
     parts = torch.split(
         values, [count * prod(each.shape[1:]) for count, each in zip(capacities, gradients, strict=True)]

@@ -1,4 +1,4 @@
-"""The communication thread of a rank: runs calls one after another, in the order in which they were handed over."""
+"""Communication thread of a rank: runs calls one after another, in the order of submission."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _Job = tuple[Callable[[], Any], Future[None]]
 
 
 class CommunicationThread:
-    """A thread that ends with its owner, even if that does not close it. An error of a call is raised by its future."""
+    """A worker thread that ends when this object is garbage-collected. A call's error is raised by its future."""
 
     def __init__(self) -> None:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
-        # A daemon: a rank that fails elsewhere ends without waiting for messages that will never come.
+        # A daemon thread: a rank that fails elsewhere exits without waiting for messages that never arrive.
         threading.Thread(target=_run, args=(self._jobs,), daemon=True, name="synchronizers").start()
         weakref.finalize(self, self._jobs.put, None)
 
     def submit(self, call: Callable[[], Any]) -> Future[None]:
+        """Run a call after all earlier ones."""
         future: Future[None] = Future()
         self._jobs.put((call, future))
         return future

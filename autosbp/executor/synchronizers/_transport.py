@@ -1,4 +1,4 @@
-"""Collectives and P2P messages of synchronizers, over process groups of their own, and their record."""
+"""Collectives and P2P messages of synchronizers, over separate process groups, and a record of them."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from autosbp.sbp.mesh import Mesh
 
 PURPOSE = "synchronizers"
 SyncGroups = Mapping[tuple[int, ...], tuple[Any, list[int]]]
-"""Process group and devices in order, by mesh axes."""
+"""Process group and its devices in order, by mesh axes."""
 
 
 def sync_groups(mesh: Mesh, num_stages: int, axes_sets: Iterable[tuple[int, ...]], here: int) -> SyncGroups:
-    """This process's groups over sets of axes; collective: every process of all stages makes the same call."""
+    """Create process groups over sets of mesh axes; returns those of device ``here``.
+
+    This is collective: every process of all stages has to make the same call.
+    """
     found: dict[tuple[int, ...], tuple[Any, list[int]]] = {}
     for axes in sorted(set(axes_sets)):
         for stage in range(num_stages):
@@ -40,9 +43,9 @@ class Transport:
     """Communication of one message.
 
     Args:
-        mesh, rank: of the stage.
-        groups: this process's.
-        issued: record, filled by the methods.
+        mesh, rank: mesh of the stage, and this rank in it.
+        groups: this process's groups.
+        issued: record of the issued collectives and messages.
     """
 
     mesh: Mesh
@@ -64,7 +67,7 @@ class Transport:
         dist.all_reduce(flat, op=op, group=group)
 
     def reduce_scatter(self, whole: torch.Tensor, axes: tuple[int, ...]) -> torch.Tensor:
-        """This rank's part of the sum of flat tensors."""
+        """This rank's part of the sum of the group's flat tensors."""
         group, devices = self.groups[axes]
         part = whole.new_empty(whole.numel() // len(devices))
         self._record("reduce_scatter", whole, devices)
@@ -72,7 +75,7 @@ class Transport:
         return part
 
     def all_gather(self, part: torch.Tensor, axes: tuple[int, ...], out: torch.Tensor | None = None) -> torch.Tensor:
-        """The group's flat tensors, one after another."""
+        """The group's flat tensors, concatenated."""
         group, devices = self.groups[axes]
         whole = part.new_empty(part.numel() * len(devices)) if out is None else out
         self._record("all_gather", whole, devices)
@@ -80,7 +83,11 @@ class Transport:
         return whole
 
     def push(self, messages: Sequence[tuple[MessageCall, torch.Tensor]]) -> list[list[torch.Tensor]]:
-        """Send each tensor to the root of its call, all at once; for each, what this rank received as its root."""
+        """Send each tensor to the root of its call, all concurrently.
+
+        Returns:
+            For each call, the tensors that this rank received as its root.
+        """
         received: list[list[torch.Tensor]] = []
         sends, receives = [], []
         for tag, (call, tensor) in enumerate(messages):
@@ -100,7 +107,7 @@ class Transport:
         return received
 
     def pull(self, messages: Sequence[tuple[MessageCall, torch.Tensor]]) -> None:
-        """Send each tensor from the root of its call to the other ranks, in place, all at once."""
+        """Send each tensor from the root of its call to the other ranks of the group, in place, all concurrently."""
         sends, receives = [], []
         for tag, (call, tensor) in enumerate(messages):
             if not self._takes_part(call, tensor):
@@ -137,6 +144,6 @@ class Transport:
 
 
 def message_axes(message: Message) -> list[tuple[int, ...]]:
-    """Axes of all groups that a message needs."""
+    """Mesh axes of all process groups that a message needs."""
     kinds = (*message.reduction(), *message.update())
     return [*(call.axes for call in kinds), message.axes]

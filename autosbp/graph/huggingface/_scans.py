@@ -1,7 +1,7 @@
-"""Recurrences that transformers' models compute token by token in Python, and losses of paths, as torch's ``scan``.
+"""Recurrences of transformers' models, which loop over tokens in Python, and the CTC loss, rewritten with torch's ``scan``.
 
-While a model is traced, each function of ``SCANS`` stands for the one of the same mathematics in a module of transformers or
-torch, so that a layer is one op instead of thousands. Models otherwise run that code: captures are checked against it.
+While a model is traced, the functions of ``SCANS`` replace equivalent functions in modules of transformers or torch, so that
+a layer's recurrence is one op instead of thousands. The check of a capture compares it with the original functions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Tensor = torch.Tensor
 
 
 def _wide(*tensors: Tensor) -> torch.dtype:
-    """The dtype of states: at least float32."""
+    """Dtype of the states: float32, or the widest dtype of the tensors if that is wider."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
@@ -30,7 +30,10 @@ def selective_scan(
     hidden_states: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None = None, z: Tensor | None = None,
     delta_bias: Tensor | None = None, delta_softplus: bool = False, return_last_state: bool = False, **_: Any,
 ) -> Any:  # fmt: skip
-    """Mamba's selective scan (Gu and Dao 2023), discretised inside the scan: [batch, width, tokens] to the same."""
+    """Mamba's selective scan (Gu and Dao 2023), discretised inside the scan.
+
+    Input and output have shape [batch, width, tokens].
+    """
     own = hidden_states.dtype
     if delta_bias is not None:
         dt = dt + delta_bias.to(dt.dtype)[..., None]
@@ -58,7 +61,7 @@ def selective_scan(
 def rwkv_attention(
     time_decay: Tensor, time_first: Tensor, key: Tensor, value: Tensor, state: Any = None, return_state: bool = False
 ) -> tuple[Tensor, Any]:
-    """RWKV's linear attention (Peng et al. 2023): [batch, tokens, width] to the same."""
+    """RWKV's linear attention (Peng et al. 2023); input and output have shape [batch, tokens, width]."""
     wide = _wide(key, value, time_decay)
     decay = -torch.exp(time_decay)
     if state is None:
@@ -86,7 +89,7 @@ def gated_linear_recurrence(
     hidden_states: Tensor, recurrent_gate: Tensor, reset: Tensor, recurrent_states: Tensor | None,
     acc_dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """The RG-LRU of RecurrentGemma (De et al. 2024): [batch, tokens, width] to the same, and the last state."""
+    """RG-LRU of RecurrentGemma (De et al. 2024); returns [batch, tokens, width], like its input, and the last state."""
     gate = recurrent_gate * ~reset
     wide = torch.promote_types(acc_dtype, _wide(hidden_states))
     if recurrent_states is None:
@@ -112,12 +115,12 @@ SCANS: Mapping[str, Callable[..., Any]] = {
     "transformers.loss.loss_utils:LOSS_MAPPING.ForCTC": transformers_ctc_loss,
     "torch.nn.functional:ctc_loss": ctc_loss,
 }
-"""By module, and the function, the method or the entry of a table in it."""
+"""Replacements by ``module:path``, where the path is that of a function, a method, or an entry of a dict."""
 
 
 @contextmanager
 def loops_as_scans() -> Iterator[None]:
-    """While active, the functions of ``SCANS`` replace those of the modules that are loaded."""
+    """While active, the functions of ``SCANS`` replace the originals in all imported modules."""
     with ExitStack() as stack:
         for place, function in SCANS.items():
             module, _, path = place.partition(":")

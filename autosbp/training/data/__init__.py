@@ -1,6 +1,6 @@
-"""Data sets of ``autosbp train``: text, images, and a user's own.
+"""Datasets of ``autosbp train``: text, images, and the user's own.
 
-| source | data set |
+| source | dataset |
 |---|---|
 | ``FILE.bin`` | token ids: raw ``uint16``, or ``uint32`` for vocabularies above 65,536 |
 | ``FILE.npy`` | token ids: a NumPy array of integers |
@@ -39,17 +39,17 @@ def load_dataset(
     tokenizer: Path | None = None,
     cache: Path | None = None,
 ) -> Dataset[Sample]:
-    """The samples of all sources, one after another.
+    """Load the concatenation of all sources.
 
     Args:
-        sources: see the module's docstring.
-        graph: the model's, which says what a sample is.
-        module: the model itself: causal language models of transformers shift their labels.
-        tokenizer: a ``tokenizer.json`` of Hugging Face, for text.
-        cache: folder for tokenised text, which all ranks reach.
+        sources: see the module docstring.
+        graph: the model's graph, which determines the inputs of a sample.
+        module: the model, if available: causal language models of transformers shift their labels themselves.
+        tokenizer: a Hugging Face ``tokenizer.json``, for text.
+        cache: folder for tokenised text, which all ranks can access.
 
     Raises:
-        InputError: a source does not exist, or is not what the model takes.
+        InputError: a source does not exist or does not match the model's inputs.
     """
     parts = [_load(source, graph, module, tokenizer, cache) for source in sources]
     if not parts:

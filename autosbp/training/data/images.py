@@ -1,4 +1,4 @@
-"""Images in a folder with one sub-folder for each class, for models of images and class numbers."""
+"""Image classification datasets: a folder with one sub-folder of images for each class."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _MEAN, _DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class ImageFolder(Dataset[dict[str, torch.Tensor]]):
-    """Images by the alphabetical order of classes and names; the class of an image is its folder's number.
+    """Images of a folder, sorted by class and file name; a class is the index of its sub-folder.
 
-    An image is scaled so that its shorter side fits, cropped at the centre and normalised by ImageNet's mean and
-    deviation; of models of one channel, it is grey and in 0 to 1.
+    An image is scaled so that its shorter side fits, cropped at the centre, and normalised with ImageNet's mean and
+    standard deviation; for models with one input channel, it is greyscale in [0, 1].
 
     Raises:
-        InputError: the model takes no images and classes, or there are no images or too many classes.
+        InputError: the model does not take images and class labels, or there are no images or too many classes.
     """
 
     def __init__(self, folder: Path, graph: LogicalGraph) -> None:
@@ -70,7 +70,7 @@ class ImageFolder(Dataset[dict[str, torch.Tensor]]):
 
 
 def _fitted(image: Any, width: int, height: int, module: Any) -> Any:
-    """The image at this size: its shorter side scaled, the rest cropped at the centre."""
+    """The image scaled so that its shorter side fits this size, and cropped at the centre."""
     scale = max(width / image.width, height / image.height)
     size = (max(width, round(image.width * scale)), max(height, round(image.height * scale)))
     scaled = image.resize(size, module.Resampling.BILINEAR)

@@ -1,4 +1,4 @@
-"""Text as samples of a causal language model: windows of a sequence of tokens, and the tokens that follow."""
+"""Samples of a causal language model: windows of a token sequence, and the following tokens as labels."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _LABELS = ("labels", "targets", "target")
 
 @dataclass(frozen=True, slots=True)
 class TextInputs:
-    """What a language model takes.
+    """Inputs of a language model.
 
     Args:
         tokens: name of the input with token ids.
-        labels: name of the input with labels; "" if the model makes its own.
-        length: tokens of a sample.
-        shift: places by which labels are ahead of the tokens: 0 if the model shifts them itself, else 1.
-        vocabulary: exclusive bound of token ids; None if it is not known.
+        labels: name of the input with labels; "" if the model makes labels from the tokens.
+        length: number of tokens of a sample.
+        shift: offset of labels relative to tokens: 0 if the model shifts labels itself, otherwise 1.
+        vocabulary: number of token ids; None if unknown.
     """
 
     tokens: str
@@ -34,14 +34,14 @@ class TextInputs:
 
 
 def text_inputs(graph: LogicalGraph, module: torch.nn.Module | None) -> TextInputs:
-    """The inputs of a language model, by the graph of its loss.
+    """Find the inputs of a language model in its graph.
 
     Args:
-        graph: of a causal language model.
-        module: the model itself, where there is more than its graph.
+        graph: graph of a causal language model.
+        module: the model, if available.
 
     Raises:
-        InputError: the model takes other inputs than tokens and their labels.
+        InputError: the model has other inputs than tokens and labels.
     """
     sequences = {leaf.name: leaf for leaf in graph.inputs if _is_sequence(leaf)}
     labels = next((name for name in _LABELS if name in sequences), "")
@@ -57,10 +57,10 @@ def text_inputs(graph: LogicalGraph, module: torch.nn.Module | None) -> TextInpu
 
 
 def _shifts_labels(graph: LogicalGraph, module: torch.nn.Module | None) -> bool:
-    """Whether a model compares each position with the next label itself: causal language models of transformers do.
+    """Whether a model shifts its labels itself, as causal language models of transformers do.
 
     Raises:
-        InputError: it is a model of transformers for another task.
+        InputError: the model is one of transformers for another task.
     """
     source = graph.provenance.get("source", "")
     kind = type(module)
@@ -77,10 +77,11 @@ def _is_sequence(leaf: Input) -> bool:
 
 
 class TokenWindows(Dataset[dict[str, torch.Tensor]]):
-    """Windows of ``inputs.length`` tokens, one after another; a last, incomplete one is left out.
+    """Consecutive windows of ``inputs.length`` tokens; an incomplete last window is dropped.
 
     Args:
-        tokens: ids of the whole text.
+        tokens: token ids of the whole text.
+        inputs: inputs of the model.
         source: name of the text in errors.
     """
 

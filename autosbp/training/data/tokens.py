@@ -1,4 +1,4 @@
-"""Token files: ids of a text's tokens, memory-mapped, so that no rank reads more than its samples."""
+"""Token files: memory-mapped token ids, so that a rank only reads its own samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UINT16_VOCABULARY = 2**16
 
 
 def open_tokens(path: Path, vocabulary: int | None, tokenizer: Path | None, cache: Path | None) -> Tokens:
-    """The token ids of a file, one dim, memory-mapped; see ``autosbp.training.data``."""
+    """Memory-mapped token ids of a file, shape [tokens]; see ``autosbp.training.data`` for formats."""
     if path.suffix == ".npy":
         array: Tokens = np.load(path, mmap_mode="r", allow_pickle=False)
         if array.ndim != 1 or array.dtype.kind not in "iu":
@@ -41,7 +41,7 @@ def _mapped(path: Path, dtype: Any) -> Tokens:
 
 
 def _tokenised(text: Path, tokenizer: Path, cache: Path) -> Path:
-    """File of the text's token ids (``uint32``), which rank 0 writes once; a collective of all ranks."""
+    """File with the token ids of a text (``uint32``). Rank 0 writes it once; all ranks have to call this."""
     if not tokenizer.is_file():
         raise InputError("tokenizer", str(tokenizer), "no such file")
     key = hashlib.sha256(tokenizer.read_bytes())
@@ -73,7 +73,7 @@ def _write_tokens(text: Path, tokenizer: Path, target: Path) -> None:
 
 
 def _pieces(text: Path) -> Iterator[list[str]]:
-    """The text in lists of pieces of whole lines."""
+    """The text in lists of pieces that end at line breaks."""
     pieces: list[str] = []
     with text.open(encoding="utf-8", errors="strict") as file:
         while lines := file.readlines(_TEXT_BYTES):

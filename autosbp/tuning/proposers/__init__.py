@@ -1,4 +1,4 @@
-"""Ways to choose the strategies that are tried next. Importing the package imports neither torch nor Optuna."""
+"""Proposers: choose the strategies to measure next. Importing this package imports neither torch nor Optuna."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _tpe(sampler: Sampler, seed: int) -> Proposer:
 
 
 PROPOSERS: Mapping[str, Callable[[Sampler, int], Proposer]] = {"ranked": _ranked, "random": RandomProposer, "tpe": _tpe}
-"""By name: the guided sampler with the ranking model, the guided sampler alone, and Optuna's TPE."""
+"""Proposers by name: the guided sampler with the ranking model, the guided sampler alone, and Optuna's TPE."""
 DEFAULT_PROPOSER = "ranked"
 
 __all__ = ["DEFAULT_PROPOSER", "PROPOSERS", "Proposer", "known_strategies", "measured_s"]

@@ -11,7 +11,7 @@ from autosbp.tuning.trial_store import Trial
 
 
 class RandomProposer:
-    """Random points of the space."""
+    """Proposes random points of the space."""
 
     def __init__(self, sampler: Sampler, seed: int = 0) -> None:
         self.sampler, self.seed = sampler, seed

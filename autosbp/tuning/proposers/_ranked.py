@@ -1,4 +1,4 @@
-"""Algorithm 1 of AutoDist: sample, rank by a model that learns from trials, filter by its fidelity, choose diversely."""
+"""Algorithm 1 of AutoDist: sample, rank with a learned model, filter by its fidelity, and select for diversity."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from autosbp.tuning.strategy_space import Choices
 from autosbp.tuning.trial_store import Trial
 
 SAMPLES = 8
-"""Sampled strategies for each that is tried."""
+"""Number of sampled strategies for each proposed one."""
 EXAMPLES = 64
-"""Sampled strategies whose ranking by the cost model the ranking model departs from."""
+"""Number of sampled strategies at which corrections of the cost model's ranking are penalized."""
 MUTATED_SHARE = 0.6
 """Share of samples that mutate one of the fastest trials."""
 PARENTS = 8
 RECENT = 24
-"""Trials by which the fidelity of scores is judged."""
+"""Number of latest trials from which the fidelity of scores is estimated."""
 EXPLORED_SHARE = 1 / 8
-"""Share of a round that is chosen at random from all samples, as in AutoTVM's epsilon-greedy choice."""
+"""Share of proposals drawn at random from all samples (epsilon-greedy, as in AutoTVM)."""
 ELITE = 2
-"""Candidates kept for each that is tried, however low they score."""
+"""Number of best candidates for each proposed one that the fidelity filter always keeps."""
 
 
 class RankedProposer:
-    """Proposals of the guided sampler, ranked.
+    """Proposes samples of the guided sampler, ranked by a model that learns from trials.
 
-    The model of a round starts from the cost model's ranking and is trained on all trials so far, so that a search that
-    resumes proposes what it would have proposed.
+    In each round, training starts from the weights that rank like the cost model and uses all trials so far, so that a
+    resumed search proposes the same strategies as an uninterrupted one.
     """
 
     def __init__(self, sampler: Sampler, seed: int = 0) -> None:
@@ -66,7 +66,7 @@ class RankedProposer:
         return fidelity_level([score for score, _ in recent], [measured_s(trial) for _, trial in recent], current)
 
     def _cost_model(self) -> RankingModel | None:
-        """A model that ranks as the cost model does; None if nothing can be sampled."""
+        """An untrained model, which ranks like the cost model; None if the space has no feasible strategy."""
         sampled = self.sampler.sample(EXAMPLES, Random(f"examples {self.seed}"), set())
         return RankingModel([self._of_proposal(each) for each in sampled], self.seed) if sampled else None
 
@@ -85,5 +85,5 @@ class RankedProposer:
 
 
 def _first(parents: Sequence[Choices]) -> list[Choices]:
-    """The fastest different points."""
+    """The first ``PARENTS`` distinct points."""
     return list(dict.fromkeys(parents))[:PARENTS]

@@ -12,12 +12,12 @@ from autosbp.tuning.strategy_space import Choices
 from autosbp.tuning.trial_store import Trial
 
 NUM_SEEDS = 16
-"""Perturbations of layouts that it chooses from, at most one for each strategy."""
+"""Number of perturbation seeds to choose from; a strategy has at most one."""
 NO_SEED = -1
 
 
 class TpeProposer:
-    """A study that is rebuilt from the trials for each round, so that it resumes as it was.
+    """Proposes points by TPE. The Optuna study is rebuilt from the trials in each round, so that a search can resume.
 
     Raises:
         UnsupportedError: Optuna is not installed.
@@ -50,7 +50,7 @@ class TpeProposer:
                 study.tell(asked, state=optuna.trial.TrialState.PRUNED)
                 continue
             proposal = Proposal("tpe", candidate, choices)
-            if proposal.strategy_id not in known:  # not told: it counts as running
+            if proposal.strategy_id not in known:  # Optuna counts it as running until the study is rebuilt
                 known.add(proposal.strategy_id)
                 found.append(proposal)
             else:
@@ -86,7 +86,7 @@ class TpeProposer:
 
 
 def _value(trials: Sequence[Trial], strategy: str) -> float:
-    """Measured time of a strategy that was tried, or proposed in this round; a failed one is the slowest."""
+    """Measured time of a known strategy; the slowest time of any trial if it failed or was not measured yet."""
     known = [trial.step_time_s for trial in trials if trial.strategy_id == strategy]
     worst = max((trial.step_time_s for trial in trials if trial.step_time_s), default=1.0)
     return (known[0] if known else None) or worst
