@@ -112,8 +112,9 @@ def _watch(ranks: dict[int, int], owner: str | None, store: Any) -> int:
         for rank, pid, code in ended:
             if code != 0:
                 how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"failed with exit code {code}"
-                sys.stderr.write(f"rank {rank} (process {pid}) {how}{last_position(store, rank)}\n")
+                words = f"rank {rank} (process {pid}) {how}{last_position(store, rank)}\n"
                 _await_errors(ranks)
+                sys.stderr.write(words)  # at the end of the log, which is what error messages quote
                 return 1
     return 0
 
