@@ -19,6 +19,7 @@ SHARE = {
 }  # fmt: skip
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("name", "count"), SHARE.items())
 def test_changed_documents_are_read_or_refused(name: str, count: int) -> None:
     found = read_mutated(name, 1, count)
@@ -28,6 +29,7 @@ def test_changed_documents_are_read_or_refused(name: str, count: int) -> None:
     assert 0 < found.peak_bytes <= MOST_BYTES
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("name", "outcome"),
     [

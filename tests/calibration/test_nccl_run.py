@@ -37,6 +37,7 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("behaviour", ["json", "text"])
 def test_a_node_is_measured_directly_by_programs_of_new_and_old_releases(
     programs: Path, tmp_path: Path, behaviour: str
@@ -52,6 +53,7 @@ def test_a_node_is_measured_directly_by_programs_of_new_and_old_releases(
     assert ("-J" in call) == (behaviour == "json") == (tmp_path / "out" / "all_reduce-1x2.json").exists()
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("launcher", "slurm"), [("mpirun", False), ("srun", True)])
 def test_nodes_are_measured_with_all_groups_of_a_shape_at_once(
     programs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, slurm: bool

@@ -114,6 +114,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield server.url
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_steps_of_a_workflow_run(name: str, server: str, tmp_path: Path) -> None:
     """With another model and cluster, which are its variables."""
@@ -132,6 +133,7 @@ def test_the_steps_of_a_workflow_run(name: str, server: str, tmp_path: Path) -> 
     assert step.returncode != 0 and "AUTOSBP_REPOSITORY: set this variable" in log, "nothing is installed from nowhere"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_a_step_that_is_cancelled_cancels_its_trial(name: str, server: str, tmp_path: Path) -> None:
     """Who cancels a job of CI signals the shell of its step, and no other process."""

@@ -107,6 +107,7 @@ def ended(server: str, job: Job) -> str:
         return job.state
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)])
 def test_a_trial_that_is_waited_for_is_cancelled_by_a_signal(
     server: str, strategy: str, tmp_path: Path, number: signal.Signals, code: int
@@ -132,6 +133,7 @@ def test_a_trial_whose_submission_was_not_answered_yet_is_cancelled(server: str,
         assert [each.id for each in client.jobs(kind="trial")] == [job.id, *before], "sent twice, done once"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", ["search", "calibrate"])
 def test_other_work_of_a_service_is_cancelled_by_a_signal(server: str, tmp_path: Path, kind: str) -> None:
     asked = {

@@ -45,6 +45,7 @@ sys.exit(f"imported: {{found}}" if found else 0)
 """
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("arguments", "forbidden"),
     [
@@ -105,6 +106,7 @@ def test_help_lists_every_command_of_the_design() -> None:
         assert command in done.stdout
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -38,6 +38,7 @@ def test_every_layout_found_is_right_as_the_executor_runs_it(name: str) -> None:
         assert [option.divided for option in options if option.divided] == [((3,),)]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("mixes", [False, True], ids=["all split", "one replicated"])
 @pytest.mark.parametrize(("searcher", "seed"), [("exact", 0), ("random", 1), ("random", 2), ("random", 3)])
 def test_training_equals_one_device(mixes: bool, searcher: str, seed: int) -> None:

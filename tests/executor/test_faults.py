@@ -70,6 +70,7 @@ def disturbed_trial(plan: Plan, folder: Path, rank: int, number: signal.Signals)
     return str(caught.value), time.monotonic() - disturb.sent_s
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("kind", ["plan", "pipeline"])
 def test_a_suspended_rank_ends_the_trial_and_is_named(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -90,6 +91,7 @@ def test_a_killed_rank_is_named_with_its_position(plan: Plan, tmp_path: Path) ->
     assert took_s < 30
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("how", "reason"), [("killed", "a rank failed"), ("raised", "can't allocate memory")])
 def test_a_measurement_stays_if_one_device_runs_out_of_memory(
     how: str, reason: str, plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

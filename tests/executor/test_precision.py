@@ -11,6 +11,7 @@ from autosbp.api import PlanOptions, load_cluster, make_plan
 from autosbp.launch.local import run_ranks
 from autosbp.plan.plan import Plan
 from tests.executor.conftest import graph_of
+from tests.tiers import form
 
 pytestmark = [pytest.mark.slow, pytest.mark.integration]
 
@@ -35,7 +36,8 @@ def planned(precision: str, options: dict[str, Any]) -> Plan:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Plan, list[dict[str, Any]]]]:
     """Plans with the reports of all ranks."""
     folder = tmp_path_factory.mktemp("precision")
-    plans = {label: planned("bf16-mixed", options) for label, options in CASES.items()}
+    labels = form(("plan", "ZeRO-3", "pipeline"), tuple(CASES))
+    plans = {label: planned("bf16-mixed", CASES[label]) for label in labels}
     plans |= {precision: planned(precision, {"storage": "use"}) for precision in ("bf16", "fp16-mixed", "fp32")}
     graph = graph_of("llama").to_dict()
     cases = [

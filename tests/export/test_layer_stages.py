@@ -122,6 +122,7 @@ def test_deepspeeds_module_deals_layers_out_by_their_class(monkeypatch: pytest.M
     assert names["LAYERS_OF_EACH_STAGE"] == LAYERS // 2
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("target", "schedule", "before", "why"),
     [
@@ -194,6 +195,7 @@ def test_accelerate_has_no_pipelines() -> None:
         export_plan("accelerate", staged("1f1b", [2]), graph())
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("target", sorted({*EXPORTERS} - {"accelerate"}))
 def test_the_same_plan_gives_the_same_bytes_and_the_graph_is_needed(target: str) -> None:
     plan = sharded(staged("1f1b", [2]), graph(), "step")

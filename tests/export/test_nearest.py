@@ -33,6 +33,7 @@ def mixed(graph: LogicalGraph) -> Plan:
     return make_plan(graph, load_cluster("local:2x2"), options=options)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_the_nearest_plan_states_its_loss_and_what_differs(mixed: Plan, graph: LogicalGraph, name: str) -> None:
     with pytest.raises(UnsupportedError, match=name):

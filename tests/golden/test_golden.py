@@ -11,7 +11,7 @@ from benchmarks.golden import ROUNDING, name_of, plan_of, read_rows
 pytestmark = pytest.mark.integration
 
 
-@pytest.mark.some(8)
+@pytest.mark.some(16)
 @pytest.mark.parametrize("row", [pytest.param(row, id=name_of(row)) for row in read_rows()])
 def test_no_plan_is_slower_and_no_bound_is_lower_than_recorded(row: dict[str, Any]) -> None:
     document = plan_of(row).document

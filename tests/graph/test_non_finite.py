@@ -70,6 +70,7 @@ def inputs(batch: int) -> dict[str, Tensor]:
     return {"x": x, "mask": torch.randint(0, 2, (batch, 8), generator=generator)}
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", BODIES)
 def test_a_module_with_infinite_constants_is_captured_planned_and_gives_its_own_gradients(name: str) -> None:
     with Double():

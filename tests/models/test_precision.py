@@ -29,6 +29,7 @@ def loss_and_gradient(graph: LogicalGraph) -> tuple[float, float]:
     return float(loss.detach()), sum(norm**2 for norm in norms) ** 0.5
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("model", MODELS)
 def test_mixed_precision_trains_the_same_model(model: str) -> None:
     full, mixed = graph_of(model), in_precision(graph_of(model), "bf16-mixed")

@@ -106,6 +106,7 @@ def compared(module: nn.Module, labels: Tensor) -> float:
     return float(torch.stack(parts).mean() / whole)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_scaling_matches_torch(name: str) -> None:
     loss, kind = LOSSES[name]

@@ -37,6 +37,7 @@ def zoo(name: str) -> LogicalGraph:
     return load_graph(json.loads(gzip.decompress((ZOO / f"{name}.json.gz").read_bytes())))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("model", "spec", "batch", "count"),
     [

@@ -62,6 +62,7 @@ def test_a_gap_is_told_with_its_bound() -> None:
         assert (said.format(text) in findings(asked)) == (text is not None)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("bound_s", "said"),
     [
@@ -112,6 +113,7 @@ def test_tight_memory_says_what_is_kept_from_tensors() -> None:
     assert "Memory is tight: 95.0 % of 100 B, beside 10 B for context, nccl; most of it gradients (95 B)." in said
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("by_purpose", "said"),
     [

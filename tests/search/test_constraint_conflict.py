@@ -49,6 +49,7 @@ CASES: dict[str, tuple[Mapping[str, Any], set[str]]] = {
 }
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_conflict_is_a_minimal_set(name: str) -> None:
     options, conflict = CASES[name]

@@ -32,6 +32,7 @@ def test_plans_on_the_front_take_more_time_and_less_memory_one_after_the_other(m
     assert memory[-1] < 0.8 * memory[0]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_each_plan_on_the_front_is_whole_and_fits_its_limit(model: str) -> None:
     graph, cluster = capture(f"zoo:{model}"), load_cluster("local:2x2")

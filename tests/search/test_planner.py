@@ -36,6 +36,7 @@ GAPS = [
 CASES = [case for *case, _ in GAPS]
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize(("model", "cluster", "batch", "gap"), GAPS)
 def test_without_stages_the_plan_is_near_its_bound_and_no_baseline_beats_it(
     model: str, cluster: str, batch: int, gap: float

@@ -23,6 +23,7 @@ def best(graph: LogicalGraph) -> Plan:
     return make_plan(graph, CLUSTER, None, OPTIONS)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", TRAINERS)
 def test_a_plan_for_a_trainer_is_exported_exactly(graph: LogicalGraph, best: Plan, name: str) -> None:
     found = plan_for(name, graph, CLUSTER, None, OPTIONS)

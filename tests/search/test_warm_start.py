@@ -30,6 +30,7 @@ def earlier(**options: int) -> Plan:
     return make_plan(graph(), load_cluster("local:2x2"), options=replace(OPTIONS, **options))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("batch", [16, 32, 48])
 def test_a_plan_that_begins_with_an_earlier_one_is_the_plan_from_nothing(batch: int) -> None:
     """Its batch may be another: what is stored is costed anew, never handed out."""
@@ -42,6 +43,7 @@ def test_a_plan_that_begins_with_an_earlier_one_is_the_plan_from_nothing(batch: 
     assert warm.strategy.global_batch == batch
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("batch", [24, 48])
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_plan_is_no_slower_than_its_start_at_its_own_batch(batch: int, stages: int) -> None:

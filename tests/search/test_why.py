@@ -60,6 +60,7 @@ def test_min_marginals_are_the_optima_with_a_value_given() -> None:
             assert found.assignment(value) == best.assignment
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("op", ["linear_1", "relu_0", "linear_3"])
 def test_no_plan_with_a_layout_pinned_takes_less_than_the_bound_of_its_alternatives(op: str) -> None:
     """It has the same stages, mesh, microbatch, storage and messages."""
@@ -109,6 +110,7 @@ def test_where_nothing_bounds_a_layout_no_gap_is_told() -> None:
     assert CostedSignature("B -> B", False, costs.step_time_s, costs, plan.strategy, {}).gap == 0.0
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("model", "cluster", "stages", "op"),
     [

@@ -44,6 +44,7 @@ def spoil(path: Path, first_page: int) -> None:
         file.write(GARBAGE * (count - first_page + 1))
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("first_page", [1, 2, 15])
 def test_a_damaged_file_is_refused_at_the_start_with_what_to_do(tmp_path: Path, first_page: int) -> None:
     made(tmp_path / "autosbp.db")

@@ -105,6 +105,7 @@ def copy(path: Path) -> None:
     shutil.copytree(before, path) if before.is_dir() else shutil.copy2(before, path)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("lose", [remove, copy, lambda path: path.rename(path.with_name("before"))])
 @pytest.mark.parametrize("name", ["", "autosbp.db", "artifacts"])
 def test_nothing_is_accepted_while_what_stores_it_is_elsewhere(

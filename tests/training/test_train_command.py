@@ -150,6 +150,7 @@ def newest(folder: Path) -> int:
     return max((int(step) for step in found if step.isdigit()), default=0)
 
 
+@pytest.mark.long  # a killed run is also resumed in test_checkpoint.py
 def test_a_run_that_is_killed_goes_on_with_the_same_losses_bit_for_bit(tmp_path: Path) -> None:
     plan, folder = planned(OWN, tmp_path), tmp_path / "run"
     killed(plan, folder, 5)

@@ -21,6 +21,7 @@ def tried(proposal: Proposal, fails: bool = False) -> Trial:
     )  # fmt: skip
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", PROPOSERS)
 def test_proposals_are_new_and_follow_from_the_history(name: str, sampler: Sampler) -> None:
     proposer, trials = PROPOSERS[name](sampler, 5), list[Trial]()

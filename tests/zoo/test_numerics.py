@@ -17,6 +17,7 @@ pytestmark = pytest.mark.integration
 SMALL = sorted(name for name, entry in read_catalog().items() if isinstance(entry, ModuleEntry) and "-small" in name)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", SMALL)
 def test_capture_equals_eager(name: str) -> None:
     entry = read_catalog()[name]

@@ -130,6 +130,7 @@ def test_experts_are_split_over_devices_and_tokens_exchanged_all_to_all() -> Non
     assert all({route[0][0], route[-1][0]} == {S(0), S(1)} for route in exchanged)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("name", "gap"), [("resnet50-small", 2e-3), ("wide-deep-small", 0.016), ("faces-small", 0.022), ("moe-small", 0.3)]
 )

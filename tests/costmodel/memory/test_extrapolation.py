@@ -73,6 +73,7 @@ def test_memory_is_that_of_all_blocks(model: str, micro_batch: int, storage: str
     assert memory_bytes(graph, strategy, device="cuda") == dict(rank_memory(graph, strategy, device="cuda").parts)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_blocks_are_left_out_of_models_whose_blocks_hand_on_one_value(model: str) -> None:
     strategy, graph = planned(model, 8, "as_used")

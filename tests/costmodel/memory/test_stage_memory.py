@@ -35,6 +35,7 @@ def machine() -> MetaAutograd:
     return MetaAutograd(MemoryMeter(), device="cuda")
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("recompute", [0, 1])
 @pytest.mark.parametrize(("stages", "micro_batch"), [(8, 4), (8, 32), (8, 64), (2, 4)])
 def test_representative_passes_use_the_memory_of_those_they_replace(

@@ -59,6 +59,7 @@ def attentive() -> LogicalGraph:
     return capture(Attentive().train(), {"x": torch.randn(4, 8, 16)}, name="attentive")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("make", "ops"), [
     (convolutional, {"aten.batch_norm.default", "aten.group_norm.default", "aten.amax.default"}),
     (attentive, {

@@ -78,6 +78,7 @@ MASKED = {Perceptron: 0, Residual: 0, Transformer: 2 * (2 * 2 * 6 * 6 * 8) / 2}
 """FLOPs of a sample that a causal kernel leaves out: half of both products of attention, which an ONNX file has whole."""
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_file_that_torch_exports_is_captured_as_the_module_is(name: str) -> None:
     make, inputs, training = CASES[name]

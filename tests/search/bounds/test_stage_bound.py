@@ -75,6 +75,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     return found
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("stages", "schedules", "limit_gib"),
     [

@@ -72,6 +72,7 @@ def test_bad_sizes_are_named() -> None:
         PlanOptions.from_dict({"bucket_bytes": 0})
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("storage", [UNSHARDED, GATHER_PER_STEP])
 @pytest.mark.parametrize(("model", "cluster"), [("gpt2-demo", "local:2x2"), ("gpt2", "dgx-a100-80g:1")])
 def test_a_plan_has_messages_with_which_its_step_is_shortest_and_its_bound_is_of_all_sizes(

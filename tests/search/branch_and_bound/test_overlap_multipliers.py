@@ -177,6 +177,7 @@ def drawn(dice: Random, problems: LayoutProblems, space: SubproblemKey) -> Itera
                 yield charged_s, use, evaluate(graph, use, boxing, problems.compute, problems.known_chunks)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("cluster", CLUSTERS)
 @pytest.mark.parametrize("model", BATCHES)
 @pytest.mark.parametrize("piped", [False, True])

@@ -48,6 +48,7 @@ def shared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return pids
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("model", "cluster", "asked"), CASES)
 def test_two_processes_make_the_plan_of_one(
     shared: list[int], monkeypatch: pytest.MonkeyPatch, model: str, cluster: str, asked: dict[str, int]

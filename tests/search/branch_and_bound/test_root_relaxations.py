@@ -18,6 +18,7 @@ GOOD, NONE = 140_000_000, 40_000_000
 """Limits with which an optimum of a smaller microbatch fits, and is good, and with which none does."""
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("limit", [GOOD, NONE])
 def test_a_microbatch_that_leaves_room_is_where_search_begins(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     begun, drop, found, dropped = RootRelaxations.open_roomily, CostedBaselines.drop, list[float | None](), list[bool]()

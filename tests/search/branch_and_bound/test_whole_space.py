@@ -58,6 +58,7 @@ def graph_of(name: str) -> LogicalGraph:
     return capture(name)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", ["zoo:gpt2-demo", "zoo:mlp-small"])
 def test_no_pipelined_strategy_is_below_the_bound_or_beats_the_plan(model: str) -> None:
     graph, cluster = graph_of(model), load_cluster("local:2x2")

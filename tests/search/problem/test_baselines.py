@@ -35,6 +35,7 @@ def plan_of(model: str, micro_batch: int | None = None) -> Plan:
     return make_plan(graph_of(model), load_cluster("local:2x2"), options=options)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_baseline_is_an_ordinary_strategy_and_none_beats_the_plan(model: str) -> None:
     document = plan_of(model).document
@@ -157,6 +158,7 @@ def test_a_plan_compares_with_what_is_asked_for() -> None:
     assert make_plan(graph, cluster, options=PlanOptions(baselines=())).document["baselines"] == {}
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("micro_batch", [None, 4])
 @pytest.mark.parametrize("model", MODELS)
 def test_fsdp2_gathers_once_a_step_or_for_each_use_whichever_is_quicker(model: str, micro_batch: int | None) -> None:
@@ -204,6 +206,7 @@ def test_megatron_lm_has_the_stages_of_megatron_and_the_layouts_of_sequence_para
     assert held[1] < 0.7 * held[0]
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(
     ("model", "cluster", "batch"),
     [

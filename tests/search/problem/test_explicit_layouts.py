@@ -98,6 +98,7 @@ def optimum_s(graph: LogicalGraph, cluster: Cluster, *, explicit: bool) -> float
     return SEARCHERS["exact"](built.problem, SearchOptions()).cost_s
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("cluster_name", ["local:2x2", "local:3"])
 def test_no_explicit_layout_of_made_up_graphs_costs_less_than_the_problems_optimum(
     cluster_name: str, monkeypatch: pytest.MonkeyPatch

@@ -50,6 +50,7 @@ def degree(strategy: Strategy, axes: set[int]) -> int:
     return prod(strategy.mesh.axes[axis].size for axis in axes)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(("data", "tensor"), [(1, 1), (2, 1), (1, 2), (None, 1), (1, None), (2, None), (None, 2)])
 def test_the_plan_has_the_degrees_that_are_asked_for(data: int | None, tensor: int | None, stages: int) -> None:

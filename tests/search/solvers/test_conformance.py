@@ -10,6 +10,7 @@ from autosbp.testing.searcher_conformance import CHECKS
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("name", sorted(SEARCHERS))
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
 def test_searcher_conforms(name: str, check: Callable[[Searcher], None]) -> None:

@@ -97,6 +97,7 @@ def test_a_poor_assignment_does_not_end_sweeps_that_raise_the_bound() -> None:
     assert [*sweeps(Sweeping([1.0, 1.2, 1.25]), lambda: next(known))] == [(), (), ()]
 
 
+@pytest.mark.some(2)
 @pytest.mark.usefixtures("by_messages")
 @pytest.mark.parametrize("memory_share", [None, 0.3, 0.6])
 def test_exact_by_messages_equals_exhaustive(memory_share: float | None) -> None:

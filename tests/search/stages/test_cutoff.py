@@ -79,6 +79,7 @@ def test_whole_blocks_take_no_less_than_is_known_without_edges(stages: int, stor
     assert without.least_blocks_s(SubproblemKey(PipelineStructure(1, mesh), 32, FASTEST)) == float("-inf")
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("model", "batch"), [("bert-large", 256), ("gpt2-1.5b", 128)])
 def test_baselines_are_those_of_all_grids_looked_into(model: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autosbp.utils.parallel._can_fork", lambda: False)

@@ -23,6 +23,7 @@ pytestmark = pytest.mark.integration
 CLUSTER, STAGES, BATCH = "dgx-a100-80g:1", 4, 64
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("schedule", "waits"), [(ONE_F_ONE_B, 3.0), (INTERLEAVED, 3.0), (ZERO_BUBBLE, 1.5)])
 def test_pipelines_are_ranked_as_they_cost(schedule: Schedule, waits: float) -> None:
     """With the quickest number of chunks, and with the fewest, which are there for where the others do not fit."""

@@ -91,6 +91,7 @@ def test_a_worker_that_loses_a_job_kills_its_processes(children: WorkerPool, tmp
     assert start_ticks(int((tmp_path / "pid").read_text())) is None
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("name", ["stubborn", "deaf"])
 def test_nothing_outlives_a_service_that_is_killed(tmp_path: Path, name: str) -> None:
     owner = f"wrk-{os.getpid()}-{name}"

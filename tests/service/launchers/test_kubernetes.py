@@ -40,6 +40,7 @@ def place(cluster: Cluster, tmp_path: Path) -> LauncherTestSite:
     return LauncherTestSite(lambda: launcher(cluster, tmp_path), tmp_path, num_nodes=2)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
 def test_the_kubernetes_launcher_conforms(check: Callable[[LauncherTestSite], None], place: LauncherTestSite) -> None:
     check(place)

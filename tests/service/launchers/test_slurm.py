@@ -53,11 +53,13 @@ def place(slurm: VirtualSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return LauncherTestSite(make, tmp_path, num_nodes=2)
 
 
+@pytest.mark.some(3)
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: str(check.__name__))
 def test_the_slurm_launcher_conforms(check: Callable[[LauncherTestSite], None], place: LauncherTestSite) -> None:
     check(place)
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("way", "count"), [*zip(LOSSES, (3, 1, 1, 1), strict=True)])
 def test_lost_submissions_make_one_job_each(slurm: VirtualSlurm, tmp_path: Path, way: str, count: int) -> None:
     """``make launchers`` does it 20 times each."""

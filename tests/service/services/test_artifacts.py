@@ -78,6 +78,7 @@ def listed(client: TestClient, **asked: str) -> list[dict[str, Any]]:
     return items
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize(("point_s", "state"), [(0.1, "succeeded"), (0.2, "failed")])
 def test_what_a_job_leaves_is_kept_however_it_ends(tmp_path: Path, place: str, point_s: float, state: str) -> None:
     with started(Settings(data_dir=tmp_path / "data", artifacts=place)) as client:

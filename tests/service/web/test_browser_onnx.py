@@ -126,6 +126,7 @@ def test_a_file_that_is_too_large_is_not_sent_and_another_one_can_be(page: Page,
     assert page.evaluate("document.getElementById('onnx').files[0].name") == "small.onnx"
 
 
+@pytest.mark.some(2)
 @pytest.mark.parametrize("bad", onnx_files.refused(), ids=lambda bad: bad.name)
 def test_what_is_wrong_with_a_file_is_told_in_the_form(page: Page, tmp_path: Path, bad: onnx_files.Refused) -> None:
     path = tmp_path / bad.name
