@@ -5,6 +5,7 @@ It writes the nodes' namespaces to ``FOLDER/namespaces``; with a delay it also s
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ from autosbp.testing.emulated import EmulatedCluster
 
 
 def main(folder: str, delay_ms: str = "0") -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell inherits that it is ignored
     with EmulatedCluster(nodes=2, ranks_per_node=1, delay_ms=float(delay_ms)) as cluster:
         (Path(folder) / "part").write_text("\n".join(cluster.namespaces))
         (Path(folder) / "part").rename(Path(folder) / "namespaces")
