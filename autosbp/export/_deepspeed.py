@@ -53,6 +53,7 @@ def export_deepspeed(
         "train_batch_size": found.strategy.global_batch,
         "train_micro_batch_size_per_gpu": found.replica_batch,
         "gradient_accumulation_steps": found.strategy.num_micro,
+        "gradient_clipping": 0.0,  # DeepSpeed clips to a norm of 1 by default; a plan does not clip
         "zero_optimization": _zero(found),
         "bf16": {"enabled": found.dtype == "bfloat16"},
         "fp16": {"enabled": found.dtype == "float16"},

@@ -53,20 +53,24 @@ def is_installed(name: str) -> bool:
 
 
 def install(name: str) -> Path:
-    """Create a trainer's environment unless it exists; returns the path of its interpreter."""
-    folder = root() / name
-    if is_installed(name):
-        return python_of(name)
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    """Create a trainer's environment unless it exists, with this environment's torch; returns its interpreter."""
+    folder, is_new = root() / name, not is_installed(name)
+    if is_new:
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     inside = folder / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
     (inside / "torch_of_autosbp.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    if is_new:
+        _install_packages(name, folder)
+    return python_of(name)
+
+
+def _install_packages(name: str, folder: Path) -> None:
     environment = os.environ | {"DS_BUILD_OPS": "0", "DS_ACCELERATOR": "cpu"}
     wanted = [*PACKAGES[name], *IMPORTED.get(name.removesuffix("03"), ())]
     pip = [str(python_of(name)), "-m", "pip", "install", "-q"]
     subprocess.run([*pip, "-U", "setuptools", "wheel"], check=True)
     subprocess.run([*pip, "--no-deps", "--no-build-isolation", *wanted], check=True, env=environment)
     (folder / "installed").write_text("\n".join(wanted) + "\n")
-    return python_of(name)
 
 
 if __name__ == "__main__":

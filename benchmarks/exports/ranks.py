@@ -111,10 +111,9 @@ def accelerate(folder: Path) -> tuple[list[float], list[float]]:
 
 def torchtitan(folder: Path) -> tuple[list[float], list[float]]:
     """torchtitan's parallelisation of its Llama 3 on Gloo, without its trainer, which needs an accelerator."""
-    import torchtitan.tools.utils as tools
-
     stand_in_for_kernels()
-    tools.device_type, tools.device_module = "cpu", torch.cpu
+    torch._utils._get_available_device_type = lambda: "cpu"  # torchtitan takes CUDA where there is no accelerator
+    from torch.distributed.fsdp import FSDPModule
     from torchtitan.config import ConfigManager
     from torchtitan.distributed import ParallelDims
     from torchtitan.models.llama3 import Transformer, TransformerModelArgs, parallelize_llama
@@ -129,11 +128,15 @@ def torchtitan(folder: Path) -> tuple[list[float], list[float]]:
     )  # fmt: skip
     torch.manual_seed(0)
     model = Transformer(TransformerModelArgs(dim=32, n_layers=2, n_heads=4, vocab_size=64, max_seq_len=16))
-    model.init_weights()
+    with torch.no_grad():
+        model.init_weights()
     alone = copy.deepcopy(model)
     mesh = dims.build_mesh()
     del mesh
     parallelize_llama(model, dims, config)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)  # Gloo cannot scale sums
     draw, batch = torch.Generator().manual_seed(1), config.training.global_batch_size
     data = dims.dp_replicate * dims.dp_shard
     replica, size = dist.get_rank() // dims.tp, config.training.local_batch_size
@@ -145,19 +148,17 @@ def torchtitan(folder: Path) -> tuple[list[float], list[float]]:
             optimizer.zero_grad()
         total = 0.0
         for at in range(replica * size, batch, data * size):
-            loss = _cross_entropy(model, tokens[at : at + size], dims.tp > 1) * size / batch
-            loss.backward()
+            loss = _forward_backward(model, tokens[at : at + size], size / batch, tensor=dims.tp > 1)
             total += mean_over_ranks(loss) * data
-        loss = _cross_entropy(alone, tokens, tensor=False)
-        loss.backward()
-        wanted.append(float(loss))
+        wanted.append(float(_forward_backward(alone, tokens, 1.0, tensor=False)))
         losses.append(total)
         for optimizer in optimizers:
             optimizer.step()
     return losses, wanted
 
 
-def _cross_entropy(model: nn.Module, tokens: torch.Tensor, tensor: bool) -> torch.Tensor:
+def _forward_backward(model: nn.Module, tokens: torch.Tensor, weight: float, tensor: bool) -> torch.Tensor:
+    """Backpropagate the weighted cross entropy of next tokens; returns the loss."""
     from contextlib import nullcontext
 
     from torch.distributed.tensor import DTensor
@@ -165,7 +166,8 @@ def _cross_entropy(model: nn.Module, tokens: torch.Tensor, tensor: bool) -> torc
 
     with loss_parallel() if tensor else nullcontext():
         found = model(tokens[:, :-1])
-        loss = nn.functional.cross_entropy(found.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss = weight * nn.functional.cross_entropy(found.flatten(0, 1).float(), tokens[:, 1:].flatten())
+        loss.backward()
     return loss.full_tensor() if isinstance(loss, DTensor) else loss
 
 
