@@ -39,7 +39,7 @@ def estimate(
     """Count the parameters, FLOPs and memory of a model, without a search."""
     from autosbp.cluster.spec import load_cluster
     from autosbp.costmodel.model_work import sequence_length
-    from autosbp.graph.precision import AUTO, TF32, in_precision
+    from autosbp.graph.precision import AUTO, in_precision
     from autosbp.report.model_estimate import estimate as estimate_of
     from autosbp.search.plan_options import PlanOptions
 
@@ -52,7 +52,7 @@ def estimate(
         chosen = None if precision == AUTO else precision
     else:
         chosen = options.on(found_cluster).precision
-        found_cluster = found_cluster.with_tf32() if chosen == TF32 else found_cluster
+        found_cluster = found_cluster.in_precision(chosen)
     graph = read_model(model, ModelSizes(seq_len, image_size))
     document = {
         **estimate_of(

@@ -60,8 +60,8 @@ Precision = Annotated[
     str,
     typer.Option(
         "--precision",
-        help="Training precision: fp32, tf32, bf16, bf16-mixed or fp16-mixed; auto is bf16-mixed on devices with tensor "
-        "cores for bfloat16, else fp32.",
+        help="Training precision: fp32, tf32, bf16, bf16-mixed, fp16-mixed or fp8-mixed; auto is bf16-mixed on devices "
+        "with tensor cores for bfloat16, else fp32.",
     ),
 ]
 Optimizer = Annotated[str, typer.Option("--optimizer", help="Optimizer: adamw or sgd.")]

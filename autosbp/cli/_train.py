@@ -14,6 +14,7 @@ from autosbp.cli._exit_codes import note, print_json
 from autosbp.cli._files import NO_SIZES, ModelSizes, check_output, read_model, read_plan
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.errors import InputError
+from autosbp.graph.precision import require_executor
 from autosbp.graph_sources import trainable_module
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def train(
     )  # fmt: skip
     check_output(export)
     found = read_plan(plan, baseline)
+    require_executor(found.precision)
     run = _Run(
         found, graph, model, ModelSizes(seq_len, image_size), tuple(data), tuple(eval_data or ()), tokenizer, weights,
         folder or Path("runs") / found.plan_id, resume, export,

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from autosbp.errors import InputError
+from autosbp.graph.ir import FLOAT8
 from autosbp.utils.json_io import Fields, read_trusted_yaml
 
 MAX_DEVICES = 2**20
 TF32 = "tensorfloat32"
-PEAK_DTYPES = ("float64", "float32", "bfloat16", "float16", TF32)
+PEAK_DTYPES = ("float64", "float32", "bfloat16", "float16", TF32, FLOAT8)
+PRECISION_RATES: Mapping[str, str] = {"tf32": TF32, "fp8-mixed": FLOAT8}
+"""Rate that a device must have for a training precision, beyond those of its dtypes."""
 _PRESETS = Path(__file__).parents[1] / "data" / "clusters.yaml"
 
 
@@ -60,16 +63,20 @@ class Device:
         found = peaks.get(dtype) or peaks.get({"bfloat16": "float16", "float16": "bfloat16"}.get(dtype, "float32"))
         return found or min(peaks.values())
 
-    def with_tf32(self) -> Device:
-        """The device with matmuls of float32 at the rate of TensorFloat-32.
+    def in_precision(self, precision: str | None) -> Device:
+        """The device with the rates of a training precision: in tf32, matmuls of float32 are in TensorFloat-32.
 
         Raises:
-            InputError: the device has no such rate.
+            InputError: the device lacks a rate that the precision needs (``PRECISION_RATES``).
         """
-        rate = self.peak_flops.get(TF32)
+        needed = PRECISION_RATES.get(precision or "")
+        if needed is None:
+            return self
+        rate = self.peak_flops.get(needed)
         if rate is None:
-            raise InputError("precision", "tf32", f"a device with peak_flops.{TF32} is expected; {self.name} has none")
-        return replace(self, peak_flops={**self.peak_flops, "float32": rate})
+            limit = f"a device with peak_flops.{needed} is expected; {self.name} has none"
+            raise InputError("precision", precision, limit)
+        return replace(self, peak_flops={**self.peak_flops, "float32": rate}) if needed == TF32 else self
 
     @property
     def has_fast_bf16(self) -> bool:

@@ -106,10 +106,10 @@ class Cluster:
         )
         return Cluster(self.name, levels, fastest_device([group.device for group in self.groups]), host=self.host)
 
-    def with_tf32(self) -> Cluster:
-        """The cluster with matmuls of float32 in TensorFloat-32; ``InputError`` if a device has no rate for it."""
-        groups = tuple(replace(group, device=group.device.with_tf32()) for group in self.groups)
-        return replace(self, device=self.device.with_tf32(), groups=groups)
+    def in_precision(self, precision: str | None) -> Cluster:
+        """The cluster with the rates of a training precision; ``InputError`` if a device has none for it."""
+        groups = tuple(replace(group, device=group.device.in_precision(precision)) for group in self.groups)
+        return replace(self, device=self.device.in_precision(precision), groups=groups)
 
     @property
     def has_fast_bf16(self) -> bool:

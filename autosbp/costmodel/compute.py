@@ -18,6 +18,7 @@ from autosbp.costmodel.calibration import Calibration, OpTime
 from autosbp.costmodel.compute_contention import ComputeSharing
 from autosbp.costmodel.efficiency import peak_flops, roofline_s
 from autosbp.costmodel.efficiency_interpolation import EfficiencyCurve
+from autosbp.costmodel.float8 import KERNELS_PER_TENSOR, SCALED_BACKWARD, SCALED_FORWARD
 from autosbp.costmodel.op_flops import op_work
 from autosbp.costmodel.overlap import Overlap
 from autosbp.graph.int_attributes import Path, divide_attribute
@@ -189,14 +190,26 @@ class ComputeModel:
         flops: NDArray[np.float64],
         num_bytes: NDArray[np.float64],
         launches: tuple[float, float] = ONE_LAUNCH,
+        scaling_bytes: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Forward and backward seconds for arrays of local FLOPs and bytes moved, corrected by measurements."""
+        """Forward and backward seconds for arrays of local FLOPs and bytes moved, corrected by measurements.
+
+        ``scaling_bytes`` are those that the scaling of a product in float8 moves (``costmodel.float8``).
+        """
         forward, backward = self._roofline(op, dtype, flops, num_bytes, launches)
         name = op if op in self._forward else "products" if np.any(flops > 0) else "others"
         if name in self._forward:
             forward = forward * self._forward[name].at(forward)
             backward = backward * (self._backward[name].at(backward) if name in self._backward else 0.0)
+        if scaling_bytes is not None:
+            forward = forward + self._scaling_s(dtype, scaling_bytes[0], SCALED_FORWARD)
+            backward = backward + self._scaling_s(dtype, scaling_bytes[1], SCALED_BACKWARD)
         return forward, backward
+
+    def _scaling_s(self, dtype: str, num_bytes: NDArray[np.float64], num_tensors: int) -> NDArray[np.float64]:
+        """Seconds of the kernels that scale tensors: passes over memory."""
+        launches = (float(KERNELS_PER_TENSOR * num_tensors), 0.0)
+        return self.roofline_s("scaling", dtype, np.zeros_like(num_bytes), num_bytes, launches)[0]
 
     def key_times_s(self, key: str) -> tuple[float, float] | None:
         """Forward and backward seconds of the op with this ``op_key``; None if the key does not determine its work."""

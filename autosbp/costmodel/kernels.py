@@ -5,6 +5,7 @@
 - Backward of a matmul is one more matmul for each operand's gradient, and a sum over rows for a bias. Backward of any
   other group is one pass that reads the gradients of its results and the saved tensors and writes the gradients of its
   inputs, plus one such pass for gradients of parameters, as in norms. An add passes its gradient on without a kernel.
+- A matmul in float8 (``costmodel.float8``) reads float8 copies of its operands; the kernels that scale them come first.
 - Gradients of a value with several readers are accumulated, and parameter gradients are added to those of earlier
   microbatches: two reads and a write.
 """
@@ -16,7 +17,16 @@ from dataclasses import dataclass
 
 from autosbp.cluster.hardware import Device, EfficiencyCurves
 from autosbp.costmodel.efficiency import MatmulShape, kernel_s
+from autosbp.costmodel.float8 import (
+    KERNELS_PER_TENSOR,
+    SCALED_BACKWARD,
+    SCALED_FORWARD,
+    float8_operands,
+    float8_share,
+    scaling_passes,
+)
 from autosbp.costmodel.local_op_work import LocalOpWork, Operand
+from autosbp.graph.ir import FLOAT8
 from autosbp.program.program import Op
 from autosbp.sbp.factor_notation import Sharding
 from autosbp.sbp.rules import sharding_of
@@ -57,10 +67,35 @@ def _kernels(work: LocalOpWork, group: Sequence[Op]) -> Iterator[Kernel]:
     if sharding.launches != (1.0, 1.0):
         yield from _step_kernels(work, group[0], sharding, flops, read + written)
         return
-    yield Kernel(FORWARD, dtype, flops, read + written, work.made(group) if flops else None)
+    scaled = _scaled_bytes(work, group) if flops else 0.0
+    share = float8_share(group[0].node) if scaled else 1.0
+    product = FLOAT8 if scaled else dtype
+    if scaled:
+        yield _scaling_kernel(FORWARD, dtype, scaled, share, SCALED_FORWARD)
+    moved = read - (1 - share) * scaled + written
+    yield Kernel(FORWARD, product, flops, moved, work.made(group) if flops else None)
     if any(item.node.name in work.graph.differentiable for item in group):
-        yield from _product_backward(work, group, dtype, flops) if flops else _pass_backward(work, group, dtype)
+        if scaled:
+            given = sum(work.result_bytes(item) for item in group)
+            yield _scaling_kernel(INPUT, dtype, scaled + given, share, SCALED_BACKWARD)
+        backward = (
+            _product_backward(work, group, product, flops, share) if flops else _pass_backward(work, group, dtype)
+        )
+        yield from backward
         yield from _accumulation_kernels(work, group, dtype)
+
+
+def _scaled_bytes(work: LocalOpWork, group: Sequence[Op]) -> float:
+    """Bytes of the operands of a group of matmuls in float8; 0 for others."""
+    positions = [float8_operands(work.graph, item.node) for item in group]
+    if any(found is None for found in positions):
+        return 0.0
+    return sum(operand.num_bytes for operand in work.operands(group) if operand.position in (positions[0] or ()))
+
+
+def _scaling_kernel(part: str, dtype: str, num_bytes: float, share: float, num_tensors: int) -> Kernel:
+    moved = scaling_passes(share) * num_bytes
+    return Kernel(part, dtype, 0.0, moved, launches=KERNELS_PER_TENSOR * num_tensors)
 
 
 def _step_kernels(work: LocalOpWork, item: Op, sharding: Sharding, flops: float, num_bytes: float) -> Iterator[Kernel]:
@@ -73,7 +108,10 @@ def _step_kernels(work: LocalOpWork, item: Op, sharding: Sharding, flops: float,
         yield from _accumulation_kernels(work, [item], dtype)
 
 
-def _product_backward(work: LocalOpWork, group: Sequence[Op], dtype: str, flops: float) -> Iterator[Kernel]:
+def _product_backward(
+    work: LocalOpWork, group: Sequence[Op], dtype: str, flops: float, share: float
+) -> Iterator[Kernel]:
+    """Products of backward, which read ``share`` of the bytes of their operands."""
     additive = sharding_of(work.graph, group[0].node).additive
     given = sum(work.result_bytes(item) for item in group)
     operands: dict[int, list[Operand]] = {}
@@ -88,7 +126,8 @@ def _product_backward(work: LocalOpWork, group: Sequence[Op], dtype: str, flops:
             yield Kernel(part, dtype, 0.0, given + sizes[at])
             continue
         others = sum(size for other, size in sizes.items() if other not in additive and other != at)
-        yield Kernel(part, dtype, flops, given + others + sizes[at], work.gradient(group, at, sizes[at]))
+        read = share * (given + others)
+        yield Kernel(part, dtype, flops, read + sizes[at], work.gradient(group, at, sizes[at]))
 
 
 def _pass_backward(work: LocalOpWork, group: Sequence[Op], dtype: str) -> Iterator[Kernel]:

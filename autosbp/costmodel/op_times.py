@@ -1,4 +1,6 @@
-"""Time of one op of a program at its local shape: measured, else by the roofline of its FLOPs and bytes."""
+"""Time of one op of a program at its local shape: measured, else by the roofline of its FLOPs and bytes.
+
+Measurements are in the dtypes of the operands, so an op in float8 takes its roofline time."""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from math import prod
 import numpy as np
 
 from autosbp.costmodel.compute import ComputeModel, op_key, with_local_attributes
-from autosbp.graph.ir import LogicalGraph, TensorMeta
+from autosbp.costmodel.float8 import roofline_work
+from autosbp.graph.ir import FLOAT8, LogicalGraph, TensorMeta
 from autosbp.plan.plan import Strategy
 from autosbp.program.chosen_options import checked_choices, implemented_axes
 from autosbp.program.program import Item, Op
@@ -29,20 +32,24 @@ def op_times_s(graph: LogicalGraph, strategy: Strategy, item: Op, compute: Compu
     ins = [local_shape(meta.sizes, layout, mesh) for meta, layout in zip(metas, item.signature.ins, strict=True)]
     out = local_shape(node.outputs[0].sizes, item.signature.outs[0], mesh)
     choices = checked_choices(graph, node, item.signature, mesh.ndim)
-    if compute.measured and not implemented_axes(choices):
+    in_bytes, out_bytes = (
+        [np.array([meta.num_bytes / split_factor(layout, mesh)]) for meta, layout in zip(each, layouts, strict=True)]
+        for each, layouts in ((metas, item.signature.ins), (node.outputs, item.signature.outs))
+    )
+    moved = roofline_work(graph, node, in_bytes, out_bytes)
+    if compute.measured and moved.dtype != FLOAT8 and not implemented_axes(choices):
         parts = zip(mesh.axes, choices, strict=True)
         paths = [(path, axis.size) for axis, choice in parts for path in choice.divided]
         local = Op(with_local_attributes(node, paths), item.reads, item.signature)
         measured = compute.measured.get(local_op_key(graph, local, ins, out, metas))
         if measured is not None:
             return measured.forward_s, measured.backward_s
-    touched = sum(meta.num_bytes / split_factor(layout, mesh) for meta, layout in zip(
-        (*metas, *node.outputs), (*item.signature.ins, *item.signature.outs), strict=True))  # fmt: skip
     work = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.divides)
     skewed = prod(axis.size for axis, choice in zip(mesh.axes, choices, strict=True) if choice.skewed)
     flops = sharding.flops / work * (2 - 1 / skewed)  # the last of n parts of a triangle is (2n - 1) / n of the mean
-    moved = np.array([sharding.traffic * touched])
-    forward, backward = compute.roofline_s(node.op, node.outputs[0].dtype, np.array([flops]), moved, sharding.launches)
+    forward, backward = compute.roofline_s(
+        node.op, moved.dtype, np.array([flops]), moved.num_bytes, sharding.launches, moved.scaling_bytes
+    )
     return float(forward[0]), float(backward[0])
 
 

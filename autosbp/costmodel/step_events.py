@@ -9,6 +9,7 @@ import numpy as np
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.float8 import op_launches
 from autosbp.costmodel.launch_overhead import with_launch_overhead
 from autosbp.costmodel.network import level_of
 from autosbp.costmodel.offload import optimizer_s
@@ -33,7 +34,6 @@ from autosbp.program.parameter_gathers import NEVER, Gather
 from autosbp.program.program import Boxing, Item, Op
 from autosbp.sbp.boxing import COLLECTIVES, BoxingStep, message_bytes, split_factor
 from autosbp.sbp.layout import format_nd_sbp
-from autosbp.sbp.rules import sharding_of
 
 MAX_REDUCE_SCATTERS_IN_FLIGHT = 2
 """Maximum number of reduce-scatters of gathered parameters' gradients in flight (``executor.parameter_gathers``)."""
@@ -82,7 +82,7 @@ class Timeline:
         place = self.flow.place
         self._is_gathered = [isinstance(item, Boxing) and item.key in place for item in self.flow.items]
         launches = [
-            sharding_of(graph, item.node).launches if isinstance(item, Op) and item.signature else (0.0, 0.0)
+            op_launches(graph, item.node) if isinstance(item, Op) and item.signature else (0.0, 0.0)
             for item in self.flow.items
         ]
         forward = [count for count, _ in launches]

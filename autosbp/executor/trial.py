@@ -11,7 +11,7 @@ from typing import Any
 from autosbp.costmodel.pipeline_program import PipelineProgram
 from autosbp.errors import InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.precision import planned_graph
+from autosbp.graph.precision import planned_graph, require_executor
 from autosbp.launch.local import CANCELLED, MAX_LOCAL_RANKS, Launch, check_devices, run_ranks
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.plan.schedules import require_runtime
@@ -61,13 +61,14 @@ def run_trial(
 
     Raises:
         InputError: the plan is of another graph, or needs more ranks or devices than there are.
-        UnsupportedError: no runtime runs the plan's schedule.
+        UnsupportedError: no runtime runs the plan's schedule or precision.
         TrialError: a rank failed or the time ran out before everything was measured, or the run was cancelled; with the
             end of the log. If that happens while the losses are compared with one device, ``differs_as`` says so.
     """
     check_integer("steps", steps, 1, 100_000)
     check_integer("warmup", warmup, 1, 10_000)
     check_integer("seed", seed, 0, 2**53)
+    require_executor(plan.precision)
     graph = planned_graph(graph, plan.document)
     imported = imported_libraries(graph, libraries)
     strategy = plan.strategy

@@ -5,10 +5,22 @@ from __future__ import annotations
 from autosbp.costmodel.calibration import Calibration
 from autosbp.export._base import provenance_lines, required_graph
 from autosbp.graph.ir import LogicalGraph
+from autosbp.graph.precision import FP8_MIXED
 from autosbp.plan.plan import Plan
 from autosbp.trainers import TRAINERS, ExpressedPlan
 
-_PRECISIONS = {"bf16-mixed": "bf16", "fp16-mixed": "fp16"}
+_PRECISIONS = {"bf16-mixed": "bf16", "fp16-mixed": "fp16", FP8_MIXED: "fp8"}
+_FLOAT8_NOTE = (
+    "# By default, the first and the last linear layer stay in bfloat16. To multiply all in float8, as in the plan:",
+    "# every = partial(accelerate.utils.ao.filter_linear_layers, layers_to_filter=[])",
+    "# Accelerator(kwargs_handlers=[AORecipeKwargs(module_filter_func=every)], ...). torch.compile fuses the scaling.",
+)
+_FLOAT8_CONFIG = (
+    "fp8_config:",
+    "  backend: AO",
+    "  enable_fsdp_float8_all_gather: false",
+    "  pad_inner_dim: true",
+)
 
 
 def export_accelerate(
@@ -37,6 +49,7 @@ def export_accelerate(
             if kind == "MULTI_CPU"
             else []
         ),
+        *(_FLOAT8_NOTE if found.is_float8 else ()),
         "compute_environment: LOCAL_MACHINE",
         f"distributed_type: {kind}",
         f"use_cpu: {str(is_cpu).lower()}",
@@ -44,6 +57,7 @@ def export_accelerate(
         f"num_machines: {levels[0].count if len(levels) > 1 else 1}",
         "machine_rank: 0",
         f"num_processes: {found.num_ranks}",
+        *(_FLOAT8_CONFIG if found.is_float8 else ()),
         *(_fsdp(found) if grid.sharded > 1 else []),
     ]
     return {"accelerate.yaml": "\n".join(lines) + "\n"}

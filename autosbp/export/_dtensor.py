@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.pipeline_program import PipelineProgram
+from autosbp.errors import UnsupportedError
 from autosbp.export._base import checked_graph, provenance_lines, required_graph
 from autosbp.export._dtensor_training import TRAINING_IMPORTS, can_train, training_lines
 from autosbp.graph.ir import LogicalGraph, Node, Parameter
+from autosbp.graph.precision import FP8_MIXED
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.sbp.layout import B, NdSbp, Sbp
 
@@ -81,6 +83,8 @@ def export_dtensor(
     parameters of each chunk, the mesh has an additional stage axis, and ``distribute`` returns the parameters of a
     rank's stage.
     """
+    if plan.precision == FP8_MIXED:
+        raise UnsupportedError(f"dtensor does not multiply in float8; the plan's precision is {FP8_MIXED}")
     strategy = plan.strategy
     trained = None if graph is None else checked_graph(plan, graph)
     if trained is not None and not can_train(trained, strategy):

@@ -31,12 +31,14 @@ def export_megatron(
         f"--optimizer {_OPTIMIZERS[found.strategy.optimizer]}",
         *_sharding(found),
         *_DTYPES.get(found.dtype, []),
+        *(["--fp8-format hybrid", "--fp8-recipe tensorwise"] if found.is_float8 else []),
         *(["--accumulate-allreduce-grads-in-fp32"] if found.has_float32_master_weights else []),
         *_recompute(found),
     ]
     each = f"{grid.data} data parallel replicas of {grid.tensor} ranks each"
     lines = [
         *(f"# {line}" for line in provenance_lines(plan)),
+        *(["# Megatron's output layer stays in bfloat16."] if found.is_float8 else []),
         f"# Start {found.num_ranks} ranks: {f'{staged.num_stages} stages of ' if staged.num_stages > 1 else ''}{each}.",
         "AUTOSBP_ARGS=(",
         *(f"    {argument}" for argument in arguments),

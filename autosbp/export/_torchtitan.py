@@ -24,9 +24,17 @@ _SEQUENCE_NOTE = (
     "# torchtitan uses sequence parallelism in norms: an all-gather and a reduce-scatter, with the same bytes, replace",
     "# the plan's all-reduce.",
 )
+_FLOAT8 = "quantize.linear.float8"
+_FLOAT8_IMPORT = "from torchtitan.components.quantization import Float8LinearConverter\n"
+_FLOAT8_PYTHON = """
+    # torchtitan 0.3 scales rows; the plan's costs are of scales of whole tensors, as in torchtitan 0.2.
+    config.compile.enable = True  # fuses the scaling
+    converter = Float8LinearConverter.Config(model_compile_enabled="model" in config.compile.components).build()
+    config.model_spec.model = converter.convert(config.model_spec.model)\
+"""
 _PYTHON = '''"""Configuration of torchtitan 0.3; start with --module autosbp_torchtitan --config autosbp."""
 
-from torchtitan.distributed.activation_checkpoint import FullAC
+{imports}from torchtitan.distributed.activation_checkpoint import FullAC
 from torchtitan.models.llama3.config_registry import llama3_debugmodel as model_config  # your model's
 from torchtitan.trainer import Trainer
 
@@ -43,7 +51,7 @@ def apply(config: Trainer.Config) -> Trainer.Config:
     for section, values in ((config.training, TRAINING), (config.parallelism, PARALLELISM)):
         for name, value in values.items():
             setattr(section, name, value)
-    config.activation_checkpoint = {checkpointing}
+    config.activation_checkpoint = {checkpointing}{conversion}
     return config
 '''
 
@@ -106,9 +114,19 @@ def _toml(plan: ExpressedPlan, provenance: list[str]) -> list[str]:
         "[optimizer]",
         f'name = "{_OPTIMIZERS[plan.strategy.optimizer]}"',
         "",
+        *(_float8_sections() if plan.is_float8 else []),
         *_section("training", _training(plan)),
         *_section("parallelism", _parallelism(plan, head="output")),
         *_section("activation_checkpoint", {"mode": "full" if plan.checkpointed.layers else "none"})[:-1],
+    ]
+
+
+def _float8_sections() -> list[str]:
+    """Sections of dynamic scaling by tensor; torch.compile fuses it."""
+    return [
+        *_section("model", {"converters": [_FLOAT8]}),
+        *_section(_FLOAT8, {"recipe_name": "tensorwise", "enable_fsdp_float8_all_gather": False}),
+        *_section("compile", {"enable": True}),
     ]
 
 
@@ -117,9 +135,11 @@ def _section(name: str, values: Mapping[str, Any]) -> list[str]:
 
 
 def _value(value: object) -> str:
-    """TOML of a number, a string or a list of lists of strings."""
+    """TOML of a number, a flag, a string or a list of these."""
     if isinstance(value, list):
         return f"[{', '.join(map(_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else str(value)
 
 
@@ -131,6 +151,8 @@ def _python(plan: ExpressedPlan) -> str:
         training=_dict(_training(plan)),
         parallelism=_dict(parallelism),
         checkpointing="FullAC.Config()" if plan.checkpointed.layers else "None",
+        imports=_FLOAT8_IMPORT if plan.is_float8 else "",
+        conversion=_FLOAT8_PYTHON if plan.is_float8 else "",
     )
 
 

@@ -13,6 +13,7 @@ from autosbp.graph.discovered_rules import DiscoveredRule, read_rules
 from autosbp.graph.document_folding import unfold_nodes
 from autosbp.graph.ir import (
     DTYPE_BYTES,
+    FLOAT8,
     FLOATS,
     SCHEMA,
     Arg,
@@ -39,6 +40,8 @@ _TRANSFORMS = {"t": 0, "slice": 3, "blocks": 4}
 _TRANSFORM_FORMS = (
     'expected ["slice", dim, start, stop] or ["blocks", dim, count, start, stop] with start < stop, or ["t"]'
 )
+_TRAINING_DTYPES = ("gradient_dtype", "optimizer_dtype", "product_dtype")
+_PRODUCT_DTYPES = (FLOAT8,)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,255}")
 
 
@@ -99,15 +102,15 @@ class Reader:
 
     def _parameter(self, entry: object, index: int) -> Parameter:
         path = f"parameters[{index}]"
-        names = ("name", "shape", "dtype", "source", "transforms", "trained", "gradient_dtype", "optimizer_dtype")
+        names = ("name", "shape", "dtype", "source", "transforms", "trained", *_TRAINING_DTYPES)
         fields = Fields(entry, path, names)
         name, meta = self._name(fields), self._meta(fields)
-        if fields.has("gradient_dtype") or fields.has("optimizer_dtype"):
+        if any(map(fields.has, _TRAINING_DTYPES)):
             widest = tuple(sorted(FLOATS)) if meta.is_float else (meta.dtype,)
             gradient = fields.text("gradient_dtype", meta.dtype, choices=widest)
-            meta = ParameterMeta(
-                meta.shape, meta.dtype, gradient, fields.text("optimizer_dtype", "float32", choices=widest)
-            )
+            optimizer = fields.text("optimizer_dtype", "float32", choices=widest)
+            product = fields.text("product_dtype", choices=_PRODUCT_DTYPES) if fields.has("product_dtype") else ""
+            meta = ParameterMeta(meta.shape, meta.dtype, gradient, optimizer, product)
         if any(isinstance(dim, str) for dim in meta.shape):
             raise GraphError(f"{path}.shape", list(meta.shape), "expected a shape without symbolic dims")
         self.metas[name] = (meta,)

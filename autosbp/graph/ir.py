@@ -26,6 +26,8 @@ DTYPE_BYTES: Mapping[str, int] = {
 }  # fmt: skip
 DETACH_OPS = frozenset(("aten.detach.default",))
 FLOATS = frozenset(("float64", "float32", "bfloat16", "float16"))
+FLOAT8 = "float8"
+"""Dtype of products with scaled operands, not of tensors of a graph (``ParameterMeta.product_dtype``)."""
 
 
 @lru_cache(maxsize=4096)
@@ -81,11 +83,12 @@ class ParameterMeta(TensorMeta):
     """Meta of a parameter whose gradient or optimizer has a dtype other than the default.
 
     By default a gradient has the parameter's dtype, and the optimizer updates a float32 copy of half-precision
-    parameters.
+    parameters. ``product_dtype`` is that in which linear layers multiply by it (``costmodel.float8``); "" for its own.
     """
 
     gradient_dtype: str
     optimizer_dtype: str
+    product_dtype: str = ""
 
     @property
     def gradient_width(self) -> int:
@@ -427,7 +430,8 @@ class LogicalGraph:
 def _encode_meta(meta: TensorMeta) -> dict[str, Any]:
     own = {"shape": list(meta.shape), "dtype": meta.dtype}
     if isinstance(meta, ParameterMeta):
-        return own | {"gradient_dtype": meta.gradient_dtype, "optimizer_dtype": meta.optimizer_dtype}
+        own |= {"gradient_dtype": meta.gradient_dtype, "optimizer_dtype": meta.optimizer_dtype}
+        return own | ({"product_dtype": meta.product_dtype} if meta.product_dtype else {})
     return own
 
 

@@ -7,13 +7,15 @@
 | ``bf16`` | bfloat16 | bfloat16 | bfloat16, no master weights |
 | ``bf16-mixed`` | bfloat16 | float32 | float32 master weights and moments |
 | ``fp16-mixed`` | float16 | float32 | float32 master weights and moments |
+| ``fp8-mixed`` | bfloat16, linear layers in float8 | float32 | float32 master weights and moments |
 
 ``in_precision`` rewrites the graph, so that everything that reads a graph follows: search, memory, step time, executor.
 Half precision is that of Megatron-LM and of FSDP2's ``MixedPrecisionPolicy(param_dtype, reduce_dtype=float32)``, with
 the ops of torch's autocast that need the range or the sums of float32 in float32: losses, softmax, powers, sums.
 Normalisations, attention and convolutions take half precision; their kernels keep statistics in float32. Casts that the
 captured graph has stay. Values without a gradient, such as rotary tables and masks, are computed as captured and then
-take the dtype of what they meet.
+take the dtype of what they meet. ``fp8-mixed`` is ``bf16-mixed`` whose parameters say that linear layers multiply by
+them in float8 (``costmodel.float8``); the executor refuses it.
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from autosbp.errors import InputError
+from autosbp.errors import InputError, UnsupportedError
 from autosbp.graph.dtype_cast import cast_constant, cast_floats, clamped
 from autosbp.graph.ir import (
+    FLOAT8,
     FLOATS,
     Arg,
     Constant,
@@ -39,23 +42,27 @@ from autosbp.graph.ir import (
 )
 from autosbp.graph.symbolic_dims import Dim
 
-AUTO, TF32 = "auto", "tf32"
+AUTO, TF32, FP8_MIXED = "auto", "tf32", "fp8-mixed"
 FULL = "float32"
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Dtypes of parameters (and what is computed from them), gradients, and the optimizer."""
+    """Dtypes of parameters (and what is computed from them), gradients, and the optimizer.
+
+    ``products`` is that of linear layers; "" for the parameters'.
+    """
 
     parameters: str
     gradients: str
     optimizer: str
+    products: str = ""
 
     def parameter_meta(self, shape: tuple[Dim, ...]) -> TensorMeta:
         """Meta of a trained parameter."""
         if self.parameters == FULL:
             return TensorMeta(shape, FULL)
-        return ParameterMeta(shape, self.parameters, self.gradients, self.optimizer)
+        return ParameterMeta(shape, self.parameters, self.gradients, self.optimizer, self.products)
 
 
 PRECISIONS: Mapping[str, Precision] = {
@@ -64,6 +71,7 @@ PRECISIONS: Mapping[str, Precision] = {
     "bf16": Precision("bfloat16", "bfloat16", "bfloat16"),
     "bf16-mixed": Precision("bfloat16", FULL, FULL),
     "fp16-mixed": Precision("float16", FULL, FULL),
+    FP8_MIXED: Precision("bfloat16", FULL, FULL, FLOAT8),
 }
 FULL_PRECISION_OPS = frozenset(
     f"aten.{name}"
@@ -112,6 +120,14 @@ def in_precision(graph: LogicalGraph, precision: str | None) -> LogicalGraph:
     if precision not in known:
         known[precision] = _cast(graph, precision)
     return known[precision]
+
+
+def require_executor(precision: str | None) -> None:
+    """Raise ``UnsupportedError`` if the executor does not compute in a precision."""
+    if precision == FP8_MIXED:
+        raise UnsupportedError(
+            f"the executor does not train in {FP8_MIXED}: export the plan to torchtitan or Megatron, or plan in bf16-mixed"
+        )
 
 
 def captured_hash(graph: LogicalGraph) -> str:

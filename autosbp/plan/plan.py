@@ -360,8 +360,7 @@ class Plan:
     @property
     def cluster(self) -> Cluster:
         """The cluster, with the rates of the plan's precision."""
-        cluster = Cluster.from_dict(self.document["cluster"])
-        return cluster.with_tf32() if self.precision == "tf32" else cluster
+        return Cluster.from_dict(self.document["cluster"]).in_precision(self.precision)
 
     @property
     def precision(self) -> str | None:

@@ -11,7 +11,7 @@ from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.model_work import model_work
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.precision import TF32, captured_hash
+from autosbp.graph.precision import captured_hash
 from autosbp.plan.plan import SCHEMA, Baseline, Costs, Strategy, plan_id_of
 from autosbp.plan.throughput import throughput
 from autosbp.program.parallelism import parallelism_of
@@ -56,8 +56,7 @@ def plan_document(
     """
     strategy, costs = winner
     work = model_work(bound, strategy.micro_batch)
-    rated = cluster.with_tf32() if options.precision == TF32 else cluster
-    ideal_s = work.ideal_s(strategy.global_batch, rated)
+    ideal_s = work.ideal_s(strategy.global_batch, cluster.in_precision(options.precision))
     proved_s = None if bound_s is None or bound_s == float("-inf") else min(bound_s, costs.step_time_s)
     document: dict[str, Any] = {
         "schema": SCHEMA,

@@ -164,8 +164,13 @@ class PlanOptions:
         self._refuse_unused()
 
     def on(self, cluster: Cluster) -> PlanOptions:
-        """The options with ``auto`` replaced by the precision that suits the cluster's devices."""
+        """The options with ``auto`` replaced by the precision that suits the cluster's devices.
+
+        Raises:
+            InputError: ``precision``, for one that needs a rate which a device lacks.
+        """
         if self.precision != AUTO:
+            cluster.in_precision(self.precision)
             return self
         return replace(self, precision="bf16-mixed" if cluster.has_fast_bf16 else "fp32")
 

@@ -22,7 +22,7 @@ from autosbp.costmodel.network import NetworkModel
 from autosbp.costmodel.offload import host_of
 from autosbp.errors import InfeasibleError, InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.precision import TF32, in_precision
+from autosbp.graph.precision import in_precision
 from autosbp.plan.plan import Costs, Plan, Strategy
 from autosbp.sbp.rules import check_graph
 from autosbp.search.baseline_costs import Baselines, CostedBaselines
@@ -186,8 +186,7 @@ class Planner:
         check_graph(graph)
         options = options.on(cluster)
         graph, self.given_cluster = in_precision(graph, options.precision), cluster
-        if options.precision == TF32:
-            cluster = cluster.with_tf32()
+        cluster = cluster.in_precision(options.precision)
         if options.deterministic:
             check_determinism(graph, cluster.device.kind)
         summary = graph.summary()

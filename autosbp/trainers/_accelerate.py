@@ -9,6 +9,7 @@ class Accelerate(Trainer):
     """Accelerate with its FSDP2 plugin, which gathers parameters in every microbatch."""
 
     name = "accelerate"
+    trains_float8 = True
     constraints = (
         Constraints("data_parallel", stages=1, has_whole_batch=True),
         Constraints("data_parallel", stages=1, storage="as_used"),

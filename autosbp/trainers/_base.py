@@ -9,10 +9,12 @@ from typing import ClassVar, NoReturn
 
 from autosbp.errors import UnsupportedError
 from autosbp.graph.ir import LogicalGraph
+from autosbp.graph.precision import FP8_MIXED
 from autosbp.plan.plan import Strategy
 from autosbp.plan.schedules import Schedule
 from autosbp.program.parallelism import DATA, SEQUENCE, TENSOR, Parallelism, parallelism_of
 from autosbp.trainers.checkpointed_layers import CheckpointedLayers, checkpointed_layers
+from autosbp.trainers.float8_shapes import uneven_product
 from autosbp.trainers.layer_stages import LayerStages, layer_stages
 
 
@@ -61,7 +63,12 @@ class ExpressedPlan:
     @property
     def has_float32_master_weights(self) -> bool:
         """Whether gradients of half-precision parameters are accumulated and reduced in float32."""
-        return self.precision in ("bf16-mixed", "fp16-mixed")
+        return self.precision in ("bf16-mixed", "fp16-mixed", FP8_MIXED)
+
+    @property
+    def is_float8(self) -> bool:
+        """Whether linear layers multiply in float8."""
+        return self.precision == FP8_MIXED
 
     @property
     def num_ranks(self) -> int:
@@ -82,6 +89,8 @@ class Trainer(ABC):
     optimizers: ClassVar[tuple[str, ...]] = ("adamw", "sgd")
     trains_pure_bfloat16: ClassVar[bool] = True
     """Whether bfloat16 parameters can be trained without float32 master weights."""
+    trains_float8: ClassVar[bool] = False
+    """Whether linear layers of bfloat16 parameters can multiply in float8 with dynamic scales of whole tensors."""
     cuts_anywhere: ClassVar[bool] = True
     """Whether stages can have unequal numbers of layers."""
     offloads_optimizer: ClassVar[bool] = False
@@ -112,6 +121,8 @@ class Trainer(ABC):
             precision,
         )
         self._check_stages(plan)
+        if plan.is_float8 and (uneven := uneven_product(graph, strategy)):
+            self.refuse(f"multiplies in float8 where each rank's rows and columns are multiples of 16; {uneven}")
         if strategy.offload and not (self.offloads_optimizer and found.sharded > 1):
             what = "only sharded optimizer state" if self.offloads_optimizer else "no optimizer state alone"
             self.refuse(f"can offload {what}; the plan shards it over {found.sharded} ranks")
@@ -164,6 +175,8 @@ class Trainer(ABC):
             self.refuse(f"cannot train {dtypes[0]} parameters with {strategy.optimizer}")
         if precision == "bf16" and not self.trains_pure_bfloat16:
             self.refuse("keeps float32 master weights; the plan's precision bf16 has none")
+        if precision == FP8_MIXED and not self.trains_float8:
+            self.refuse(f"does not scale products in float8 dynamically by tensor; the plan's precision is {FP8_MIXED}")
         return dtypes[0]
 
     def check_checkpointing(self, plan: ExpressedPlan, allowed: Iterable[tuple[int, int]]) -> None:

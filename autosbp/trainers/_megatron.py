@@ -16,6 +16,7 @@ class Megatron(Trainer):
     )
     schedules = (ONE_F_ONE_B, INTERLEAVED)
     trains_pure_bfloat16 = False
+    trains_float8 = True
     offloads_optimizer = True
 
     def check(self, plan: ExpressedPlan) -> None:

@@ -18,6 +18,7 @@ class Torchtitan(Trainer):
     schedules = (GPIPE, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE)
     dtypes = ("float32", "bfloat16")
     optimizers = ("adamw",)
+    trains_float8 = True
 
     def check(self, plan: ExpressedPlan) -> None:
         if plan.staged.shared:

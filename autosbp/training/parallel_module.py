@@ -26,7 +26,7 @@ from autosbp.executor.pipeline import make_trainer
 from autosbp.executor.rank_monitor import RankMonitor
 from autosbp.executor.training import has_master_weights
 from autosbp.graph.ir import LogicalGraph, Parameter
-from autosbp.graph.precision import TF32, captured_hash, planned_graph
+from autosbp.graph.precision import TF32, captured_hash, planned_graph, require_executor
 from autosbp.graph.to_fx import torch_dtype
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.training.batch_rows import GlobalBatchSampler
@@ -114,7 +114,8 @@ def _graph_of(module: torch.nn.Module, plan: Plan, example: Mapping[str, torch.T
 
 
 def _plan_graph(plan: Plan, graph: LogicalGraph) -> LogicalGraph:
-    """The captured graph in the plan's precision; refuses a graph that is not the plan's."""
+    """The captured graph in the plan's precision; refuses a graph that is not the plan's, and a precision of exports only."""
+    require_executor(plan.precision)
     planned = plan.document["provenance"].get("graph_hash")
     if captured_hash(graph) != planned:
         limit = f"the plan is of graph {planned}: plan this module with inputs of the same shapes"

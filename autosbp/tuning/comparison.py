@@ -10,7 +10,7 @@ from typing import Any
 
 from autosbp.errors import InputError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.precision import TF32, planned_graph
+from autosbp.graph.precision import TF32, planned_graph, require_executor
 from autosbp.launch.local import Launch, run_ranks
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.tuning.trial_pool import TrialEffort, TrialPool
@@ -83,9 +83,11 @@ def compare_strategies(
 
     Raises:
         InputError: a name is unknown, or there are too few devices.
+        UnsupportedError: the executor does not train in the plan's precision.
         TrialError: a rank failed or timed out; the message has the end of the log.
     """
     check_integer("rounds", rounds, 1, 1000)
+    require_executor(plan.precision)
     strategies = _strategies(plan, names)
     results: dict[str, list[Mapping[str, Any]]] = {name: [] for name in strategies}
     with TrialPool(

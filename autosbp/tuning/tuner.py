@@ -16,7 +16,7 @@ from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.errors import AutosbpError, InputError, TrialError
 from autosbp.graph.ir import LogicalGraph
-from autosbp.graph.precision import TF32, captured_hash
+from autosbp.graph.precision import TF32, captured_hash, require_executor
 from autosbp.launch.local import Launch, run_ranks
 from autosbp.plan.plan import Plan, Strategy
 from autosbp.search.branch_and_bound.candidate import Candidate
@@ -256,11 +256,13 @@ def tune(
     Raises:
         InputError: the cluster has groups of unlike devices, ``folder`` has another search, or ``make_plan`` raises it.
         InfeasibleError: no strategy satisfies the options (see ``make_plan``).
+        UnsupportedError: the executor does not train in the precision.
     """
     options, asked = options or PlanOptions(), asked or TuneOptions()
     if cluster.groups:
         raise InputError("cluster", cluster.name, "expected equal devices: groups of unlike ones are not tuned")
     options = options.on(cluster)
+    require_executor(options.precision)
     about = {
         "model": graph.name, "graph_hash": captured_hash(graph), "cluster_hash": cluster.cluster_hash,
         "calibration_id": calibration.calibration_id if calibration else None,

@@ -109,9 +109,10 @@ def megatron(folder: Path, ranks: int) -> None:
     if layout is not None:
         parsed = PipelineParallelLayerLayout.from_str(layout, stages)
         layers = sum(str(each).count("decoder") for part in parsed.layout for each in part)
-    known = {"bf16": "bf16", "fp16": "fp16", "sequence_parallel": "sequence_parallel"} | {
+    known = {"fp8_format": "fp8"} | {
         name: name
         for name in (
+            *("bf16", "fp16", "fp8_recipe", "sequence_parallel"),
             *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
             *("recompute_granularity", "recompute_method", "recompute_num_layers"),
         )

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session, undefer
 import autosbp
 from autosbp import api
 from autosbp.errors import InputError
+from autosbp.graph.precision import require_executor
 from autosbp.launch.local import MAX_LOCAL_RANKS
 from autosbp.service.auth.authentication import check_scope
 from autosbp.service.models import CalibrationRow, ClusterRow, JobRow, ModelRow, SearchRow, StrategyRow, table_of
@@ -116,6 +117,7 @@ def _store_request(
     api.check_memory(summary["num_parameters"], summary["parameter_bytes"], there, options)
     tuning = _tune_options(request)
     if tuning is not None:
+        require_executor(options.precision)
         _check_tuned_cluster(there, request.cluster_id)
         quotas.require_room(session, settings, quotas.FILES, 0)
     kind, asked_s = "search" if tuning is None else "tune", _expected_s(options, request, tuning)

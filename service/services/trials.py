@@ -7,6 +7,7 @@ from pathlib import Path
 from sqlalchemy.orm import Session, undefer
 
 from autosbp.errors import InputError
+from autosbp.graph.precision import require_executor
 from autosbp.plan.plan import predicted_step_s, upgrade_document
 from autosbp.plan.schedules import require_runtime
 from autosbp.sandbox.regular_files import read_end
@@ -34,6 +35,7 @@ def create(state: AppState, request: TrialRequest) -> JobRow:
         quotas.require_room(session, state.settings, quotas.FILES, 0)
         strategy = require_referenced(session, StrategyRow, request.strategy_id, "strategy_id", "strategy")
         plan = upgrade_document(strategy.plan)
+        require_executor(plan.get("precision"))
         subject = plan if request.baseline is None else _baseline(plan, request.baseline)
         runs = plan["baseline_strategies"][request.baseline] if request.baseline else plan["strategy"]
         if "pipeline" in runs:

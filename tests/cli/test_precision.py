@@ -67,6 +67,21 @@ def test_an_unknown_precision_is_refused_by_name(run: Run, command: tuple[str, .
     assert done.exit_code == 2 and "precision" in done.stderr and "bf16-mixed" in done.stderr
 
 
-def test_tf32_needs_a_device_that_has_it(run: Run) -> None:
-    done = run("plan", MODEL, "--cluster", "summit:1", "--precision", "tf32")
-    assert done.exit_code == 2 and "tensorfloat32" in done.stderr
+@pytest.mark.parametrize(("precision", "rate"), [("tf32", "tensorfloat32"), ("fp8-mixed", "peak_flops.float8")])
+@pytest.mark.parametrize("command", ("plan", "estimate", "tune"))
+def test_a_precision_needs_a_device_that_has_its_rate(run: Run, command: str, precision: str, rate: str) -> None:
+    done = run(command, MODEL, "--cluster", "summit:1", "--precision", precision)
+    assert done.exit_code == 2 and rate in done.stderr and precision in done.stderr
+
+
+def test_a_plan_in_float8_is_exported_but_not_trained(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "plan.json"
+    asked = ("zoo:llama-demo", "--cluster", "dgx-h100:1", "--global-batch", 64, "--precision", "fp8-mixed")
+    done = run("plan", *asked, "--time-limit", 2, "-o", path)
+    assert done.exit_code == 0 and "fp8-mixed" in done.stdout, done.stderr
+    for command in (
+        ("trial", path, "--model", "zoo:llama-demo"),
+        ("train", path, "--model", "zoo:llama-demo", "--data", path),
+    ):
+        refused = run(*command)
+        assert refused.exit_code != 0 and "fp8-mixed" in refused.stderr and "torchtitan or Megatron" in refused.stderr

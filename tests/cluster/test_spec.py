@@ -241,7 +241,7 @@ def test_the_published_schema_is_valid_and_takes_what_is_shipped() -> None:
         ("device.kind", "tpu"),
         ("device.memory_bytes", 0),
         ("device.peak_flops", {}),
-        ("device.peak_flops.float8", 1.0),
+        ("device.peak_flops.float4", 1.0),
         ("device.peak_flops.float32", -1.0),
         ("device.efficiency", 2),
         ("device.op_overhead_s", 2),

@@ -44,7 +44,7 @@ def test_flops_count_at_the_peak_of_the_dtype_in_which_products_are_computed() -
     full, half = (model_work(in_precision(graph, precision).bind(batch=1), 1) for precision in ("fp32", "bf16-mixed"))
     assert sum(full.flops.values()) == pytest.approx(sum(half.flops.values()))
     assert full.ideal_s(1, cluster) / half.ideal_s(1, cluster) == pytest.approx(312 / 19.5)
-    assert full.ideal_s(1, cluster) / full.ideal_s(1, cluster.with_tf32()) == pytest.approx(156 / 19.5)
+    assert full.ideal_s(1, cluster) / full.ideal_s(1, cluster.in_precision("tf32")) == pytest.approx(156 / 19.5)
 
 
 @pytest.mark.parametrize(

@@ -228,11 +228,50 @@ def test_half_precision_takes_less_time_and_memory_and_tf32_less_time_alone() ->
     assert pure["memory_breakdown"]["optimizer"] * 3 == mixed["memory_breakdown"]["optimizer"]
 
 
-def test_tf32_is_refused_on_devices_without_it() -> None:
-    with pytest.raises(InputError, match="tensorfloat32"):
-        make_plan(zoo_graph("mlp-small"), load_cluster("summit:1"), None, PlanOptions(precision="tf32"))
-    with pytest.raises(InputError, match="bf16-mixed"):
+@pytest.mark.parametrize(
+    ("precision", "cluster", "rate"),
+    [
+        ("tf32", "summit:1", "tensorfloat32"),
+        ("fp8-mixed", "dgx-a100-80g:1", "float8"),
+        ("fp8-mixed", "local:2", "float8"),
+    ],
+)
+def test_a_precision_is_refused_on_devices_without_its_rate(precision: str, cluster: str, rate: str) -> None:
+    options, there = PlanOptions(precision=precision), load_cluster(cluster)
+    limit, graph = rf"peak_flops\.{rate} is expected; {there.device.name} has none", zoo_graph("mlp-small")
+    for refused in (lambda: make_plan(graph, there, None, options), lambda: check_memory(1, 4, there, options)):
+        with pytest.raises(InputError, match=limit) as caught:
+            refused()
+        assert (caught.value.field, caught.value.value) == ("precision", precision)
+
+
+def test_an_unknown_precision_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match="bf16-mixed, fp16-mixed, fp8-mixed"):
         PlanOptions(precision="fp8")
+
+
+def test_large_linear_layers_are_faster_in_float8_and_the_bound_is_below_the_step() -> None:
+    def planned(precision: str) -> dict[str, Any]:
+        options = PlanOptions(
+            global_batch=8, precision=precision, baselines=(), stages=1, grid="data_parallel", storage="use", time_limit_s=4
+        )  # fmt: skip
+        return dict(make_plan(zoo_graph("llama-7b"), load_cluster("dgx-h100:1"), None, options).document)
+
+    mixed, float8 = planned("bf16-mixed"), planned("fp8-mixed")
+    assert float8["step_time_s"] < mixed["step_time_s"]
+    assert 0 < float8["lower_bound_s"] <= float8["step_time_s"]
+    assert float8["lower_bound_s"] < mixed["lower_bound_s"]
+    for same in ("memory_bytes_per_device", "comm_bytes_per_device"):
+        assert float8[same] == mixed[same]
+    # Both are shares of the peak of bfloat16.
+    assert float8["mfu"] / mixed["mfu"] == pytest.approx(mixed["step_time_s"] / float8["step_time_s"])
+    assert float8["strategy_summary"].split("; ")[0].endswith(", fp8-mixed")
+
+
+def test_search_and_simulator_charge_the_same_for_float8() -> None:
+    options = PlanOptions(global_batch=8, micro_batch=8, precision="fp8-mixed", baselines=(), stages=1)
+    plan = make_plan(zoo_graph("llama-demo"), load_cluster("dgx-h100:1x1"), None, options).document
+    assert plan["lower_bound_s"] == pytest.approx(plan["step_time_s"], rel=1e-9)
 
 
 def test_a_model_that_fits_in_half_precision_alone_is_told_so_before_a_search() -> None:

@@ -29,15 +29,22 @@ from numpy.typing import NDArray
 from autosbp.cluster.spec import Cluster
 from autosbp.costmodel.calibration import Calibration
 from autosbp.costmodel.compute import ComputeModel
+from autosbp.costmodel.float8 import (
+    KERNELS_PER_TENSOR,
+    SCALED_BACKWARD,
+    SCALED_FORWARD,
+    RooflineWork,
+    roofline_work,
+)
 from autosbp.costmodel.optimizer import moved_bytes
-from autosbp.graph.ir import LogicalGraph, Node
+from autosbp.graph.ir import FLOAT8, LogicalGraph, Node
 from autosbp.sbp.rules import sharding_of
 
 ROUNDING = 1e-12
 """Relative tolerance, for counts beyond 2^53."""
 Bound = Callable[[int], LogicalGraph]
-Work = Counter[tuple[str, str, float, float]]
-"""Number of ops by (op name, dtype, FLOPs, bytes)."""
+Work = Counter[tuple[str, str, float, float, float, float]]
+"""Number of ops by (op name, dtype, FLOPs, bytes, bytes of scaling forward, and backward)."""
 
 
 def is_work_proportional(bound: Bound, sizes: Sequence[int]) -> bool:
@@ -110,21 +117,40 @@ def _min_work(graphs: Sequence[tuple[LogicalGraph, float]]) -> Work:
     found: Work = Counter()
     for same in zip(*(_ops(graph) for graph, _ in graphs), strict=True):
         node = same[0][0]
-        flops, num_bytes = (
+        moved = [_moved(graph, own) for (own, _), (graph, _) in zip(same, graphs, strict=True)]
+        rows = [
+            (work[0], *map(float, (each.num_bytes, *(each.scaling_bytes or (0.0, 0.0)))))
+            for (_, work), each in zip(same, moved, strict=True)
+        ]
+        flops, num_bytes, ahead, back = (
             min(times * amount for amount, (_, times) in zip(amounts, graphs, strict=True))
-            for amounts in zip(*((work[0], sum(work[1:])) for _, work in same), strict=True)
+            for amounts in zip(*rows, strict=True)
         )
-        found[node.op, node.outputs[0].dtype, flops, num_bytes] += 1
+        found[node.op, moved[0].dtype, flops, num_bytes, ahead, back] += 1
     return found
+
+
+def _moved(graph: LogicalGraph, node: Node) -> RooflineWork:
+    """Bytes of the whole op."""
+    ins, outs = (
+        [np.array(meta.num_bytes, dtype=np.float64) for meta in metas]
+        for metas in ([graph.meta(ref) for ref in node.refs()], node.outputs)
+    )
+    return roofline_work(graph, node, ins, outs)
 
 
 def _seconds(work: Work, model: ComputeModel) -> Sequence[float]:
     """Seconds of each entry of ``work``, forward and backward, without kernel launches."""
     launch_s = model.scale * model.device.op_overhead_s
     found = []
-    for (op, dtype, flops, num_bytes), count in work.items():
-        forward, backward = model.roofline_s(op, dtype, np.array([flops]), np.array([num_bytes]))
-        found.append(count * float(forward[0] + backward[0] - 2 * launch_s))
+    for (op, dtype, flops, num_bytes, *scaling), count in work.items():
+        scales = dtype == FLOAT8
+        forward, backward = model.roofline_s(
+            op, dtype, np.array([flops]), np.array([num_bytes]),
+            scaling_bytes=(np.array(scaling[:1]), np.array(scaling[1:])) if scales else None,
+        )  # fmt: skip
+        launches = 2 + KERNELS_PER_TENSOR * (SCALED_FORWARD + SCALED_BACKWARD) * scales
+        found.append(count * float(forward[0] + backward[0] - launches * launch_s))
     return found
 
 

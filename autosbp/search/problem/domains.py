@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from autosbp.costmodel.boxing import BoxingModel
 from autosbp.costmodel.compute import ComputeModel, op_key, with_local_attributes
+from autosbp.costmodel.float8 import roofline_work
 from autosbp.costmodel.memory import saved_inputs, saves_output, workspace_bytes
 from autosbp.costmodel.network import level_of
 from autosbp.costmodel.pipeline_cost import WGRAD_SHARE
 from autosbp.costmodel.split_ops import internal_collectives
-from autosbp.graph.ir import LogicalGraph, Node, Ref
+from autosbp.graph.ir import FLOAT8, LogicalGraph, Node, Ref
 from autosbp.plan.plan import BUCKET_BYTES
 from autosbp.program.deferred_wgrad import LINEAR
 from autosbp.program.gradient_buckets import bucket_message_bytes
@@ -277,17 +278,19 @@ class UnaryCosts:
         cluster = domain.cluster
         work = domain.split_product([option[at].divides for option in cluster.options])
         work = work / (2 - 1 / domain.split_product([option[at].skewed for option in cluster.options]))
-        touched = np.zeros(len(domain.rows))
-        for position, ref in enumerate(node.refs()):
-            states = cluster.input_states(node.name, position)
-            touched += self.graph.meta(ref).num_bytes / domain.split_product([sbp.is_split for sbp in states])
-        for index, meta in enumerate(node.outputs):
-            states = cluster.output_states(Ref(node.name, index))
-            touched += meta.num_bytes / domain.split_product([sbp.is_split for sbp in states])
+        ins = [
+            self._local_bytes(domain, ref, cluster.input_states(node.name, position))
+            for position, ref in enumerate(node.refs())
+        ]
+        outs = [
+            self._local_bytes(domain, ref, cluster.output_states(ref))
+            for ref in (Ref(node.name, index) for index in range(len(node.outputs)))
+        ]
+        moved = roofline_work(self.graph, node, ins, outs)
         forward, backward = self.compute.roofline_s(
-            node.op, node.outputs[0].dtype, sharding.flops / work, sharding.traffic * touched, sharding.launches
+            node.op, moved.dtype, sharding.flops / work, moved.num_bytes, sharding.launches, moved.scaling_bytes
         )
-        if self.compute.measured:
+        if self.compute.measured and moved.dtype != FLOAT8:
             times = [self.compute.measured.get(key) for key in self.op_keys(domain, node, at)]
             known = np.array([time is not None for time in times])
             forward = np.where(known, [0.0 if time is None else time.forward_s for time in times], forward)
