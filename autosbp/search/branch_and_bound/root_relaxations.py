@@ -201,7 +201,10 @@ class RootRelaxations:
             tried.append(exposure)
             space = replace(space, overlap_weights=exposure)
             layouts = self.problems.build(space, None) if exposure.whole else self.solver.build_pruned(space)
-            result = self.solver.search(layouts.problem, roughly=True)
+            try:
+                result = self.solver.search(layouts.problem, roughly=True)
+            except InfeasibleError:  # a rough search may find no assignment of the layouts that pruning leaves
+                continue
             strategy = self.problems.strategy(layouts, result.assignment)
             is_open = exposure.whole or result.cost_s < self.incumbent.cutoff_s
             if is_open and result.memory_bytes <= self.context.limit:

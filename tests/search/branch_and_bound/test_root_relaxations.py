@@ -47,3 +47,10 @@ def test_a_microbatch_that_leaves_room_is_where_search_begins(monkeypatch: pytes
         assert found == [None] and True in dropped
     monkeypatch.setattr(RootRelaxations, "open_roomily", lambda *_: None)
     assert planned() == pytest.approx(step_s, rel=1e-9), "it hides nothing that is found without it"
+
+
+def test_multipliers_whose_rough_search_finds_nothing_are_skipped() -> None:
+    """Here a rough search finds no assignment of the layouts that pruning leaves."""
+    options = PlanOptions(global_batch=16, precision="bf16-mixed", baselines=())
+    document = make_plan(graph_of("llama-demo"), load_cluster("dgx-a100-80g:1"), None, options).document
+    assert 0 < document["lower_bound_s"] <= document["step_time_s"]
