@@ -5,7 +5,8 @@ A search may be posted with its model's capture, which queues it in the transact
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -89,7 +90,8 @@ def check_options(settings: Settings, request: SearchOfCapture) -> api.PlanOptio
     if options.time_limit_s > longest_s:
         raise InputError("options.time_limit_s", options.time_limit_s, f"at most {longest_s:g} s is allowed here")
     if request.start_id is not None:
-        _check_start(options)
+        with _fields_of_options():
+            options.check_warm_start()
     return options
 
 
@@ -114,6 +116,8 @@ def _store_request(
     """Store the search and queue its job; nothing is stored if it is refused."""
     summary = require_referenced(session, ModelRow, request.model_id, "model_id", "model").summary
     there = api.Cluster.from_dict(check_references(session, request).document)
+    with _fields_of_options():
+        options.on(there)
     api.check_memory(summary["num_parameters"], summary["parameter_bytes"], there, options)
     tuning = _tune_options(request)
     if tuning is not None:
@@ -189,9 +193,11 @@ def _check_calibration(session: Session, calibration_id: str, cluster_id: str) -
         raise InputError("calibration_id", calibration_id, limit)
 
 
-def _check_start(options: api.PlanOptions) -> None:
+@contextmanager
+def _fields_of_options() -> Iterator[None]:
+    """Names the fields of errors as fields of the request's options."""
     try:
-        options.check_warm_start()
+        yield
     except InputError as error:
         raise InputError(f"options.{error.field}", error.value, error.limit) from None
 
