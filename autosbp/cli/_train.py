@@ -14,7 +14,6 @@ from autosbp.cli._exit_codes import note, print_json
 from autosbp.cli._files import NO_SIZES, ModelSizes, check_output, read_model, read_plan
 from autosbp.cli._options import AsJson, Baseline, GraphFile, ImageSize, ModelOption, PlanFile, SeqLen
 from autosbp.errors import InputError
-from autosbp.graph.precision import require_executor
 from autosbp.graph_sources import trainable_module
 
 if TYPE_CHECKING:
@@ -129,6 +128,7 @@ def train(
     newest checkpoint. A plan only has the hash of its graph, so --model, or --graph and --weights, is required. See
     docs/how-to/train-without-a-script.md.
     """
+    from autosbp.graph.precision import require_executor
     from autosbp.training.trainer import TrainerSettings
 
     settings = TrainerSettings(

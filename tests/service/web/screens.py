@@ -1,15 +1,20 @@
-"""Pictures of the pages of a running service, into ``docs/screens``; what to show is chosen from what is stored there."""
+"""Pictures of the pages into ``docs/screens``, of a running service or of one that is started and filled for them.
+
+What to show is chosen from what the service has stored.
+"""
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from playwright.sync_api import Browser, expect
 
 from autosbp.client import Client
+from tests.service.server import Server
 from tests.service.web.browser import browser
 
 FOLDER = Path(__file__).parents[3] / "docs" / "screens"
@@ -66,14 +71,36 @@ def take(opened: Browser, url: str, shot: Shot) -> None:
     page.close()
 
 
-def main() -> None:
-    if len(sys.argv) != 2:
-        sys.exit("scripts/screens URL: expected the address of a running service")
-    url = sys.argv[1]
+def fill(client: Client) -> None:
+    """Store two plans of a model, and a calibration, a plan and a trial of another one."""
+    llama, summit = client.post_model(zoo="llama-7b"), client.post_cluster("summit:2")
+    for options in ({"global_batch": 192, "precision": "fp16-mixed"}, {"global_batch": 96, "precision": "fp16-mixed"}):
+        client.wait(client.search(llama, summit, options=options))
+    gpt2, local = client.post_model(zoo="gpt2-demo"), client.post_cluster("local:2x2")
+    options = {"global_batch": 16}
+    measured = client.wait(client.calibrate(local, [gpt2], options, point_s=0.1, op_s=0.1, budget_s=90.0))
+    found = client.wait(client.search(gpt2, local, measured.result["calibration_id"], options))
+    client.wait(client.trial(found.result["strategy_id"], steps=10))
+
+
+def take_all(url: str, *, filling: bool) -> None:
+    """Write all pictures of a service."""
     FOLDER.mkdir(parents=True, exist_ok=True)
     with browser() as opened, Client(url) as client:
+        if filling:
+            fill(client)
         for shot in shots(client):
             take(opened, url, shot)
+
+
+def main() -> None:
+    if len(sys.argv) > 2:
+        sys.exit("scripts/screens [URL]: expected at most the address of a running service")
+    if len(sys.argv) == 2:
+        take_all(sys.argv[1], filling=False)
+        return
+    with TemporaryDirectory() as folder, Server(Path(folder)) as service:
+        take_all(service.url, filling=True)
 
 
 if __name__ == "__main__":
