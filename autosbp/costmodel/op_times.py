@@ -1,6 +1,7 @@
 """Time of one op of a program at its local shape: measured, else by the roofline of its FLOPs and bytes.
 
-Measurements are in the dtypes of the operands, so an op in float8 takes its roofline time."""
+Measurements are in the dtypes of the operands, so an op in float8 takes its roofline time.
+"""
 
 from __future__ import annotations
 

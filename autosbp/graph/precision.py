@@ -109,10 +109,12 @@ def in_precision(graph: LogicalGraph, precision: str | None) -> LogicalGraph:
     The result is cached with ``graph``; a graph that is in the precision already is returned as it is.
 
     Raises:
-        InputError: ``precision``, for a graph that is in another one.
+        InputError: ``precision``, for a graph that is in another one, or that multiplies in float8 in another one.
     """
     done = graph.provenance.get(_PRECISION)
     if precision is None or done == precision:
+        if precision != FP8_MIXED and any(_multiplies_in_float8(leaf.meta) for leaf in graph.parameters):
+            raise InputError("precision", precision, f"expected {FP8_MIXED}: parameters have product_dtype {FLOAT8}")
         return graph
     if done is not None:
         raise InputError("precision", precision, f"the graph is in {done} already")
@@ -171,6 +173,10 @@ def _training_dtypes(leaf: Parameter, dtypes: Precision) -> Parameter:
     if leaf.meta.dtype != dtypes.parameters:
         return replace(leaf, meta=TensorMeta(leaf.meta.shape, leaf.meta.dtype))
     return replace(leaf, meta=dtypes.parameter_meta(leaf.meta.shape))
+
+
+def _multiplies_in_float8(meta: TensorMeta) -> bool:
+    return isinstance(meta, ParameterMeta) and meta.product_dtype == FLOAT8
 
 
 def _without_no_ops(graph: LogicalGraph) -> LogicalGraph:

@@ -15,13 +15,14 @@ from autosbp.costmodel.fusion import fused_ops
 from autosbp.costmodel.kernels import program_kernels
 from autosbp.costmodel.local_op_work import LocalOpWork
 from autosbp.costmodel.op_times import local_op_key, op_times_s
+from autosbp.errors import InputError
 from autosbp.graph.ir import Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
 from autosbp.graph.precision import in_precision
 from autosbp.graph.serialize import from_dict
-from autosbp.plan.plan import Signature, Strategy
+from autosbp.plan.plan import Strategy
 from autosbp.program.program import Op, program_items
-from autosbp.sbp.mesh import Mesh
 from autosbp.search.bounds.work_bound import work_bound_s
+from tests.costmodel.memory.programs import on_one_device
 
 ROWS, WIDTH, OUT = 4096, 1024, 2048
 X, W, Y = 2 * ROWS * WIDTH, 2 * OUT * WIDTH, 2 * ROWS * OUT  # bytes in bfloat16
@@ -48,13 +49,7 @@ def graph(
 
 def product(found: LogicalGraph) -> tuple[Node, Strategy, Op]:
     node = next(node for node in found.nodes if node.name == "y")
-    signatures = {
-        each.name: Signature(tuple(() for _ in each.refs()), ((),))
-        for each in found.nodes
-        if each.name in found.parameter_dependent
-    }
-    stored: dict[str, tuple[()]] = {leaf.name: () for leaf in found.parameters}
-    strategy = Strategy(Mesh((), (1,)), signatures, stored, {}, ROWS, ROWS, "adamw")
+    strategy = on_one_device(found, ROWS, ROWS)
     return node, strategy, next(
         item for item in program_items(found, strategy) if isinstance(item, Op) and item.node is node
     )  # fmt: skip
@@ -136,3 +131,13 @@ def test_a_document_keeps_the_dtype_of_products() -> None:
     read = from_dict(found.to_dict())
     assert read.graph_hash == found.graph_hash and float8_operands(read, product(read)[0]) == (0, 1)
     assert in_precision(read, "fp8-mixed") is read
+
+
+@pytest.mark.parametrize("precision", [None, "bf16-mixed"])
+def test_a_document_cannot_have_float8_products_in_another_precision(precision: str | None) -> None:
+    """Trials of such a plan would compute in bfloat16 what is costed in float8."""
+    document = graph().to_dict()
+    if precision is not None:
+        document["provenance"]["precision"] = precision
+    with pytest.raises(InputError, match="fp8-mixed: parameters have product_dtype float8"):
+        in_precision(from_dict(document), precision)

@@ -11,9 +11,8 @@ from autosbp.costmodel.fusion import fused_ops
 from autosbp.costmodel.kernels import FORWARD, INPUT, WEIGHT, Kernel, program_kernels
 from autosbp.costmodel.local_op_work import LocalOpWork
 from autosbp.graph.ir import Input, LogicalGraph, Node, Parameter, Ref, TensorMeta
-from autosbp.plan.plan import Signature, Strategy
 from autosbp.program.program import program_items
-from autosbp.sbp.mesh import Mesh
+from tests.costmodel.memory.programs import on_one_device
 
 ROWS, WIDTH, OUT = 8, 16, 32
 X, Y = 2 * ROWS * WIDTH, 2 * ROWS * OUT  # bytes of bfloat16 activations
@@ -39,13 +38,7 @@ def graph(*nodes: Node, parameters: Mapping[str, tuple[int, ...]], sources: Mapp
 
 def kernels(found: LogicalGraph) -> dict[str, tuple[Kernel, ...]]:
     """On one device, by the ops of each group."""
-    signatures = {
-        each.name: Signature(tuple(() for _ in each.refs()), ((),))
-        for each in found.nodes
-        if each.name in found.parameter_dependent
-    }
-    stored: dict[str, tuple[()]] = {leaf.name: () for leaf in found.parameters}
-    strategy = Strategy(Mesh((), (1,)), signatures, stored, {}, ROWS, ROWS, "adamw")
+    strategy = on_one_device(found, ROWS, ROWS)
     items = tuple(program_items(found, strategy))
     groups = fused_ops(found, items)
     made = program_kernels(LocalOpWork(found, strategy, items), groups)
