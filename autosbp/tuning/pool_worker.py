@@ -24,7 +24,7 @@ from autosbp.executor.parameter_shards import initial_parameters
 from autosbp.executor.pipeline import make_trainer
 from autosbp.executor.single_device_reference import SingleDeviceReference, reference_batch_size, reference_device
 from autosbp.executor.training import random_batch
-from autosbp.executor.trial_metrics import quartiles
+from autosbp.executor.trial_metrics import quartiles, relative_differences
 from autosbp.executor.trial_worker import COLLECTIVE_TIMEOUT, REFERENCE_STEPS, import_libraries, log_line
 from autosbp.graph.ir import LogicalGraph
 from autosbp.graph.serialize import from_dict
@@ -146,8 +146,7 @@ class Trials:
             spread = reference.loss_spread(batch)
             self._references[key] = [float(reference.step(batch)) for _ in range(REFERENCE_STEPS)], spread
         wanted, spread = self._references[key]
-        difference = max(abs(got - want) / max(abs(want), 1e-12) for got, want in zip(losses, wanted, strict=False))
-        return {"loss_difference": difference, "loss_spread": spread}
+        return {"loss_difference": max(relative_differences(losses, wanted)), "loss_spread": spread}
 
 
 if __name__ == "__main__":
